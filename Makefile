@@ -1,0 +1,31 @@
+# Both commands work on a machine with nothing but Python, pip and venv: they make .venv and fill it.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test test-long zoo check clean
+
+demo: .venv/demo.installed  ## grow a small network on handwritten digits
+	$(BIN)/python examples/digits.py
+
+test: .venv/test.installed check  ## all tests but the long ones, with style and type checks
+	$(BIN)/pytest -n 2
+
+test-long: .venv/test.installed  ## every test
+	$(BIN)/pytest -n 2 -m "long or not long"
+
+zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
+	$(BIN)/python -m benchmarks.zoo
+
+check: .venv/test.installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+.venv/%.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) --editable ".[$*]"
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

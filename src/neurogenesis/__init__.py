@@ -1,0 +1,6 @@
+"""Grow neural networks while they train."""
+
+from .surgery import Plan, grow, plan_growth, plan_shrinkage, shrink
+from .widths import Width, Widths, widths
+
+__all__ = ["Plan", "Width", "Widths", "grow", "plan_growth", "plan_shrinkage", "shrink", "widths"]

@@ -1,0 +1,256 @@
+"""The algebra of axes: which axes of a model's tensors are one and the same.
+
+An axis is described by a term over *atoms*, the indivisible sizes of a model:
+
+* an `Atom` is a size of its own, such as the 64 output channels of a convolution;
+* a `Product` is what merging axes by a reshape gives, outermost factor first
+  (flattening 64 channels of 7 x 7 pixels gives ``64*7*7``);
+* a `Sum` is what concatenation gives, segment after segment (``64+32``).
+
+`unify` states that two terms describe the same axis. It refines atoms where that is needed: to unify an
+atom of size 96 with ``64+32`` binds the atom to the sum. What is left in the end are the atoms that can
+change their size independently of each other, and for every axis the positions that each of them owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from math import prod
+
+import torch
+from torch import Tensor
+
+_ids = count()
+_MADE = "an axis of size 1 that a reshape makes"
+
+
+class Conflict(Exception):
+    """Two axes cannot be the same one; `atoms` are those involved."""
+
+    def __init__(self, *terms: Term):
+        self.atoms = [atom for term in terms for atom in leaves(term)]
+        super().__init__(" and ".join(str(resolve(term)) for term in terms))
+
+
+@dataclass(eq=False)
+class Atom:
+    """A size of its own. `fixed` holds the reasons why it cannot change; a rigid atom can't be refined."""
+
+    size: int
+    rigid: bool = False
+    fixed: list[str] = field(default_factory=list)
+    bound: Term | None = None
+    id: int = field(default_factory=lambda: next(_ids))
+
+    def __str__(self) -> str:
+        return str(self.size)
+
+
+@dataclass(frozen=True)
+class Product:
+    factors: tuple[Term, ...]
+
+    def __str__(self) -> str:
+        return "*".join(f"({f})" if isinstance(f, Sum) else str(f) for f in self.factors)
+
+
+@dataclass(frozen=True)
+class Sum:
+    parts: tuple[Term, ...]
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.parts))
+
+
+Term = Atom | Product | Sum
+
+
+def resolve(term: Term) -> Term:
+    """The term with every bound atom replaced by what it is bound to, products and sums flattened."""
+    if isinstance(term, Atom):
+        if term.bound is None:
+            return term
+        term.bound = resolve(term.bound)
+        return term.bound
+    children = term.factors if isinstance(term, Product) else term.parts
+    resolved = [resolve(child) for child in children]
+    if all(old is new for old, new in zip(children, resolved, strict=True)):
+        return term
+    return product(resolved) if isinstance(term, Product) else concatenation(resolved)
+
+
+def product(terms: Iterable[Term]) -> Term:
+    """Merge axes into one, outermost first. Factors of size 1 vanish, and may then not change any more."""
+    factors: list[Term] = []
+    ones: list[Term] = []
+    for term in map(resolve, terms):
+        if size(term) == 1:
+            ones.append(term)
+        else:
+            factors.extend(term.factors if isinstance(term, Product) else [term])
+    if not factors:
+        factors, ones = ones[-1:] or [Atom(1)], ones[:-1]
+    for one in ones:
+        fix(one, "an axis of size 1 that a reshape drops")
+    return factors[0] if len(factors) == 1 else Product(tuple(factors))
+
+
+def concatenation(terms: Iterable[Term]) -> Term:
+    """Put axes one after the other."""
+    parts: list[Term] = []
+    for term in map(resolve, terms):
+        if size(term):
+            parts.extend(term.parts if isinstance(term, Sum) else [term])
+    if not parts:
+        return Atom(0)
+    return parts[0] if len(parts) == 1 else Sum(tuple(parts))
+
+
+def size(term: Term) -> int:
+    """How many positions the axis has."""
+    term = resolve(term) if isinstance(term, Atom) else term
+    if isinstance(term, Atom):
+        return term.size
+    return prod(map(size, term.factors)) if isinstance(term, Product) else sum(map(size, term.parts))
+
+
+def leaves(term: Term) -> Iterator[Atom]:
+    """The atoms of a term, in order, repeated where they repeat."""
+    term = resolve(term)
+    if isinstance(term, Atom):
+        yield term
+    else:
+        for child in term.factors if isinstance(term, Product) else term.parts:
+            yield from leaves(child)
+
+
+def fix(term: Term, reason: str) -> None:
+    """State why the atoms of a term cannot change their size."""
+    for atom in leaves(term):
+        if reason not in atom.fixed:
+            atom.fixed.append(reason)
+
+
+def split(term: Term, at: int) -> tuple[Term, Term]:
+    """Cut an axis in two at a position: ``term = head + tail``."""
+    term = resolve(term)
+    if isinstance(term, Atom):
+        head, tail = Atom(at), Atom(term.size - at)
+        _bind(term, Sum((head, tail)))
+        return head, tail
+    if isinstance(term, Product):
+        inner = product(term.factors[1:])
+        outer_at, remainder = divmod(at, size(inner))
+        if remainder:
+            raise Conflict(term)
+        head, tail = split(term.factors[0], outer_at)
+        return product([head, inner]), product([tail, inner])
+    heads: list[Term] = []
+    tails = list(term.parts)
+    while at > 0:
+        part = tails.pop(0)
+        if size(part) > at:
+            part, rest = split(part, at)
+            tails.insert(0, rest)
+        heads.append(part)
+        at -= size(part)
+    return concatenation(heads), concatenation(tails)
+
+
+def factor(term: Term, inner: int) -> tuple[Term, Term]:
+    """Split an axis as a reshape does: ``term = outer * inner`` with an inner axis of the given size."""
+    term = resolve(term)
+    outer, remainder = divmod(size(term), inner)
+    if remainder:
+        raise Conflict(term)
+    if inner == 1:
+        return term, Atom(1, fixed=[_MADE])
+    if outer == 1:
+        return Atom(1, fixed=[_MADE]), term
+    if isinstance(term, Atom):
+        factors = Atom(outer), Atom(inner)
+        _bind(term, Product(factors))
+        return factors
+    if isinstance(term, Product):
+        *rest, last = term.factors
+        if size(last) % inner == 0:
+            last_outer, last_inner = factor(last, inner)
+            return product([*rest, last_outer]), last_inner
+        if inner % size(last):
+            raise Conflict(term)
+        rest_outer, rest_inner = factor(product(rest), inner // size(last))
+        return rest_outer, product([rest_inner, last])
+    pieces = [factor(part, inner) for part in term.parts]
+    for _, other in pieces[1:]:
+        unify(pieces[0][1], other)
+    return concatenation(outer for outer, _ in pieces), resolve(pieces[0][1])
+
+
+def unify(a: Term, b: Term) -> None:
+    """State that two terms describe the same axis; `Conflict` where they cannot."""
+    a, b = resolve(a), resolve(b)
+    if a is b or a == b:
+        return
+    if size(a) != size(b):
+        raise Conflict(a, b)
+    if isinstance(a, Atom) and not a.rigid:
+        _bind(a, b)
+    elif isinstance(b, Atom) and not b.rigid:
+        _bind(b, a)
+    elif isinstance(a, Sum) or isinstance(b, Sum):
+        _unify_parts(a, b)
+    elif isinstance(a, Product) and isinstance(b, Product):
+        _unify_factors(list(a.factors), list(b.factors))
+    else:
+        raise Conflict(a, b)
+
+
+def _unify_parts(a: Term, b: Term) -> None:
+    while True:
+        first, second = _first_part(a), _first_part(b)
+        shorter = min(size(first), size(second))
+        if shorter == size(a):
+            unify(a, b)
+            return
+        (first, a), (second, b) = split(a, shorter), split(b, shorter)
+        unify(first, second)
+
+
+def _first_part(term: Term) -> Term:
+    term = resolve(term)
+    return term.parts[0] if isinstance(term, Sum) else term
+
+
+def _unify_factors(a: list[Term], b: list[Term]) -> None:
+    while a and b:
+        last_a, last_b = a.pop(), b.pop()
+        if size(last_a) > size(last_b):
+            outer, last_a = factor(last_a, size(last_b))
+            a.append(outer)
+        elif size(last_b) > size(last_a):
+            outer, last_b = factor(last_b, size(last_a))
+            b.append(outer)
+        unify(last_a, last_b)
+
+
+def _bind(atom: Atom, term: Term) -> None:
+    if atom.rigid or any(leaf is atom for leaf in leaves(term)):
+        raise Conflict(atom, term)
+    for reason in atom.fixed:
+        fix(term, reason)
+    atom.bound = term
+
+
+def owners(term: Term, atom: Atom) -> Tensor:
+    """For each position of an axis the index of the atom's neuron that owns it, or -1."""
+    term = resolve(term)
+    if isinstance(term, Atom):
+        return torch.arange(term.size) if term is atom else torch.full((term.size,), -1)
+    if isinstance(term, Sum):
+        return torch.cat([owners(part, atom) for part in term.parts])
+    result = torch.tensor([-1])
+    for each in term.factors:
+        result = torch.maximum(result[:, None], owners(each, atom)[None, :]).flatten()
+    return result

@@ -1,0 +1,140 @@
+"""Edits of single tensors: which positions of which axis are new or go, and what the new ones hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product as combinations
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Edit:
+    """New positions of one axis of a parameter or buffer with their values, or positions to remove.
+
+    `positions` count in the grown tensor for an insertion and in the present one for a removal. `values`
+    holds the new entries stacked along `axis`; it is None for a removal.
+    """
+
+    tensor: str
+    axis: int
+    length: int  # of the axis, before
+    positions: Tensor
+    values: Tensor | None
+    role: str
+
+    @property
+    def change(self) -> int:
+        """By how much the axis becomes longer."""
+        return len(self.positions) if self.values is not None else -len(self.positions)
+
+
+def grouped(edits: Sequence[Edit]) -> dict[str, list[Edit]]:
+    """Edits by tensor."""
+    result: dict[str, list[Edit]] = {}
+    for edit in edits:
+        result.setdefault(edit.tensor, []).append(edit)
+    return result
+
+
+def new_shape(shape: Sequence[int], edits: Sequence[Edit]) -> list[int]:
+    """The shape of a tensor after edits."""
+    result = list(shape)
+    for edit in edits:
+        result[edit.axis] += edit.change
+    return result
+
+
+def edited(old: Tensor, edits: Sequence[Edit], fills: Mapping[int, Tensor | float] | None = None) -> Tensor:
+    """A copy of a tensor with its edits made; `fills` gives other new values by axis (0 for optimizer state).
+
+    Later edits overwrite earlier ones where new rows and new columns cross.
+    """
+    new = _empty_as(old, new_shape(old.shape, edits))
+    runs = [_kept_runs(old.shape[axis], [e for e in edits if e.axis == axis]) for axis in range(old.ndim)]
+    edited_axes = [axis for axis in range(old.ndim) if any(edit.axis == axis for edit in edits)]
+    for chosen in combinations(*(runs[axis] for axis in edited_axes)):
+        source, target = old, new
+        for axis, (old_start, new_start, length) in zip(edited_axes, chosen, strict=True):
+            source = source.narrow(axis, old_start, length)
+            target = target.narrow(axis, new_start, length)
+        target.copy_(source)
+    for edit in edits:
+        if edit.values is not None:
+            fill = edit.values if fills is None else fills[edit.axis]
+            _put(new, edit, fill, [other for other in edits if other is not edit and other.axis != edit.axis])
+    return new
+
+
+def _empty_as(old: Tensor, shape: Sequence[int]) -> Tensor:
+    for ndim, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if old.ndim == ndim and not old.is_contiguous() and old.is_contiguous(memory_format=memory_format):
+            return torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=memory_format)
+    return old.new_empty(shape)
+
+
+def _put(new: Tensor, edit: Edit, fill: Tensor | float, others: Sequence[Edit]) -> None:
+    positions = edit.positions.to(new.device)
+    if not isinstance(fill, Tensor):
+        new.index_fill_(edit.axis, positions, fill)
+        return
+    # Values made for the tensor as it was are shorter along axes that other edits lengthen: zeros there.
+    for other in others:
+        if fill.shape[other.axis] != new.shape[other.axis]:
+            fill = edited(fill, [other], {other.axis: 0.0})
+    new.index_copy_(edit.axis, positions, fill.to(new))
+
+
+def _kept_runs(length: int, edits: Sequence[Edit]) -> list[tuple[int, int, int]]:
+    """The stretches (old start, new start, length) of an axis that are kept, as few as possible."""
+    if not edits:
+        return [(0, 0, length)]
+    (edit,) = edits
+    keep = torch.ones(max(length, length + edit.change), dtype=torch.bool)
+    keep[edit.positions] = False
+    kept, rank = keep.nonzero().flatten(), torch.arange(int(keep.sum()))
+    old, new = (rank, kept) if edit.values is not None else (kept, rank)
+    return list(_runs(old, new))
+
+
+def _runs(old: Tensor, new: Tensor) -> Iterator[tuple[int, int, int]]:
+    breaks = ((old.diff() != 1) | (new.diff() != 1)).nonzero().flatten() + 1
+    bounds = [0, *breaks.tolist(), len(old)]
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        if stop > start:
+            yield int(old[start]), int(new[start]), stop - start
+
+
+def new_values(old: Tensor, axis: int, count: int, fill: str, generator: torch.Generator | None) -> Tensor:
+    """What `count` new positions of an axis hold.
+
+    * ``zero``, ``one``: constants;
+    * ``mean``: the mean of the present ones;
+    * ``random``: Xavier-uniform vectors scaled to the mean norm of the present ones.
+    """
+    rows = old.detach().movedim(axis, 0)
+    shape = (count, *rows.shape[1:])
+    if fill in ("zero", "one") or not old.is_floating_point():
+        value = 1.0 if fill == "one" else 0.0
+        return torch.full(shape, value, dtype=old.dtype, device=old.device).movedim(0, axis)
+    rows = rows.to(torch.promote_types(old.dtype, torch.float32))
+    if fill == "mean":
+        new = rows.mean(0, keepdim=True).expand(shape)
+    else:
+        new = _random_rows(rows, shape, generator)
+    return new.to(old.dtype).movedim(0, axis)
+
+
+def _random_rows(rows: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    device = "cpu" if generator is None else generator.device
+    noise = torch.rand(shape, generator=generator, device=device, dtype=torch.float32) * 2 - 1
+    noise = noise.to(rows)
+    fan_in, receptive = rows[0].numel(), rows[0, 0].numel() if rows.ndim > 1 else 1
+    noise *= (6 / (fan_in + rows.shape[0] * receptive)) ** 0.5
+    present = rows.reshape(rows.shape[0], -1).norm(dim=1).mean()
+    if present > 0:  # a layer that starts at zero gives no scale: Xavier's stands
+        norms = noise.reshape(shape[0], -1).norm(dim=1).clamp_min(torch.finfo(noise.dtype).tiny)
+        noise *= (present / norms).reshape(-1, *[1] * (len(shape) - 1))
+    return noise

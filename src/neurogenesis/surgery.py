@@ -1,0 +1,328 @@
+"""Grow and shrink a width: a plan of edits, printed and checked before anything is touched.
+
+Parameters keep their identity (`torch.utils.swap_tensors`), so optimizers, schedulers and whoever else holds
+them stay right; the optimizer's state is padded with zeros or cut on the same axes, gradients too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .axes import Atom, leaves
+from .edits import Edit, edited, grouped
+from .optimizer_state import Optimizers, StateEdit, as_list, check_optimizers, state_edits
+from .tracing import Example
+from .widths import Width, Widths, named_tensors, remembered, widths
+
+# Called with the model, the width and the number of new neurons; returns new values by parameter name,
+# stacked along the axis that grows. What it leaves out is initialized as usual.
+Initialization = Callable[[nn.Module, Width, int], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a growth or a shrinkage does to a model: edits of tensors and of module attributes.
+
+    Print it to read it, `check` it against a model, `apply` it. Applying is all or nothing.
+    """
+
+    width: str
+    before: int
+    after: int
+    edits: tuple[Edit, ...]
+    attributes: tuple[tuple[str, str, int, int], ...]  # module path, attribute, value before and after
+
+    def __str__(self) -> str:
+        verb = "grow" if self.after > self.before else "shrink"
+        lines = [f"{verb} {self.width} from {self.before} to {self.after}"]
+        for edit in self.edits:
+            sign = "+" if edit.change > 0 else "-"
+            where = f"{sign}{abs(edit.change)} at {_ranges(edit.positions)}"
+            lines.append(f"  {edit.tensor}  axis {edit.axis}  {where}  ({edit.role})")
+        lines += [f"  {path}.{name}: {old} -> {new}" for path, name, old, new in self.attributes]
+        return "\n".join(lines)
+
+    def check(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
+        """Raise unless the plan can be applied; touches nothing."""
+        self._operations(model, as_list(optimizer), ema)
+
+    def apply(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
+        """Make the edits, on the model, the optimizers' state and an averaged copy of the model."""
+        done: list[Callable[[], None]] = []
+        operations = self._operations(model, as_list(optimizer), ema)
+        try:
+            for operation in operations:
+                done.append(operation())
+        except BaseException:
+            for undo in reversed(done):
+                undo()
+            raise
+        known = remembered(model)
+        if known is not None and self.width in known:
+            _atom(known[self.width]).size = self.after
+
+    def _operations(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None
+    ) -> list[Callable[[], Callable[[], None]]]:
+        """All that is to be done, each as a function that does it and returns its own undoing."""
+        result: list[Callable[[], Callable[[], None]]] = []
+        targets = [model] if ema is None else [model, getattr(ema, "module", ema)]
+        edits = grouped(self.edits)
+        for target in targets:
+            tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
+            for name, own in edits.items():
+                _check_tensor(name, tensors.get(name), own)
+                states = state_edits(name, tensors[name], own, optimizers) if target is model else []
+                result.append(_resizing(tensors[name], own, states))
+            for path, name, before, after in self.attributes:
+                if getattr(modules.get(path), name, None) != before:
+                    raise ValueError(
+                        f"{path}.{name} is not {before}: the model has changed since the plan was made"
+                    )
+                result.append(_setting(modules[path], name, after))
+        check_optimizers(model, edits, optimizers)
+        return result
+
+
+def plan_growth(
+    model: nn.Module,
+    width: str | Width,
+    count: int,
+    *,
+    initialization: str | Initialization = "random",
+    example: Example | None = None,
+    generator: torch.Generator | None = None,
+) -> Plan:
+    """Plan to add neurons at the end of a width; arguments as in `grow`."""
+    known, found, atom = _find(model, width, example)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{found.name}: the number of new neurons must be a positive integer, not {count!r}")
+    if found.reason is not None:
+        raise ValueError(f"{found.name} cannot grow: {found.reason}")
+    tensors = named_tensors(model)
+    given: Mapping[str, Tensor] = {}
+    if callable(initialization):
+        given = initialization(model, found, count)
+    elif initialization != "random":
+        raise ValueError(f"unknown initialization {initialization!r}: 'random', or a function of your own")
+    edits = known.edits(atom, count, tensors, generator)
+    edits = [_with_values(edit, given, tensors) for edit in edits]
+    if unknown := set(given) - {edit.tensor for edit in edits}:
+        raise ValueError(f"initialization of {found.name}: {sorted(unknown)} do not belong to this width")
+    return _plan(known, found, atom, count, edits)
+
+
+def plan_shrinkage(
+    model: nn.Module, width: str | Width, neurons: Sequence[int], *, example: Example | None = None
+) -> Plan:
+    """Plan to remove neurons from a width; arguments as in `shrink`."""
+    known, found, atom = _find(model, width, example)
+    if found.reason is not None:
+        raise ValueError(f"{found.name} cannot shrink: {found.reason}")
+    chosen = sorted({int(neuron) for neuron in neurons})
+    if not chosen:
+        raise ValueError(f"{found.name}: no neurons to remove were given")
+    if chosen[0] < 0 or chosen[-1] >= found.size:
+        raise IndexError(f"{found.name} has neurons 0 to {found.size - 1}: {neurons} is out of range")
+    if len(chosen) == found.size:
+        raise ValueError(f"{found.name}: cannot remove all {found.size} neurons, at least one must stay")
+    edits = known.edits(atom, chosen, named_tensors(model), None)
+    return _plan(known, found, atom, -len(chosen), edits)
+
+
+def grow(
+    model: nn.Module,
+    width: str | Width,
+    count: int,
+    *,
+    initialization: str | Initialization = "random",
+    optimizer: Optimizers = None,
+    ema: nn.Module | None = None,
+    example: Example | None = None,
+    generator: torch.Generator | None = None,
+) -> Plan:
+    """Add neurons to a width; with the default initialization the model's outputs do not change.
+
+    Args:
+        model: the model, changed in place; its parameters remain the same objects.
+        width: a width of `widths(model, example)`, or its name.
+        count: how many neurons to add.
+        initialization: "random" (random fan-in of the present neurons' mean norm, zero bias, zero fan-out),
+            or a function ``(model, width, count) -> {parameter name: new values}``.
+        optimizer: every optimizer that trains the model, for its state.
+        ema: an averaged copy of the model such as `torch.optim.swa_utils.AveragedModel`; grown alike.
+        example: an input, needed if `widths` has not been called for this model.
+        generator: source of the random weights; torch's global one by default.
+
+    Returns:
+        The plan that was applied.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> print(ng.grow(model, "0", 2, example=torch.randn(1, 4)))
+        grow 0 from 8 to 10
+          0.weight  axis 0  +2 at 8-9  (producer)
+          0.bias  axis 0  +2 at 8-9  (producer)
+          2.weight  axis 1  +2 at 8-9  (consumer)
+          0.out_features: 8 -> 10
+          2.in_features: 8 -> 10
+    """
+    plan = plan_growth(model, width, count, initialization=initialization, example=example, generator=generator)
+    plan.apply(model, optimizer, ema)
+    return plan
+
+
+def shrink(
+    model: nn.Module,
+    width: str | Width,
+    neurons: Sequence[int],
+    *,
+    optimizer: Optimizers = None,
+    ema: nn.Module | None = None,
+    example: Example | None = None,
+) -> Plan:
+    """Remove neurons, given by their indices, from a width.
+
+    Arguments and result as for `grow`.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> plan = ng.shrink(model, "0", [0, 5], example=torch.randn(1, 4))
+        >>> model[0].weight.shape, model[2].in_features
+        (torch.Size([6, 4]), 6)
+    """
+    plan = plan_shrinkage(model, width, neurons, example=example)
+    plan.apply(model, optimizer, ema)
+    return plan
+
+
+def _find(model: nn.Module, width: str | Width, example: Example | None) -> tuple[Widths, Width, Atom]:
+    known = remembered(model)
+    problem = "its widths are not known yet" if known is None else known.differs_from(model)
+    if problem:
+        if example is None:
+            raise ValueError(f"{problem}: call widths(model, example) first, or pass example=")
+        known = widths(model, example)
+    assert known is not None
+    found = known[width.name if isinstance(width, Width) else width]
+    return known, found, _atom(found)
+
+
+def _atom(width: Width) -> Atom:
+    return next(leaves(width._term))
+
+
+def _with_values(edit: Edit, given: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Edit:
+    if edit.tensor not in given:
+        return edit
+    values, usual = given[edit.tensor], edit.values
+    assert usual is not None
+    if values.shape != usual.shape:
+        raise ValueError(
+            f"initialization of {edit.tensor}: expected values of shape {tuple(usual.shape)} for axis "
+            f"{edit.axis}, got {tuple(values.shape)}"
+        )
+    return replace(edit, values=values.detach().to(usual))
+
+
+def _plan(known: Widths, width: Width, atom: Atom, change: int, edits: Sequence[Edit]) -> Plan:
+    before = known.attribute_values()
+    atom.size += change
+    try:
+        after = known.attribute_values()
+    finally:
+        atom.size -= change
+    pairs = zip(before, after, strict=True)
+    attributes = dict.fromkeys((path, name, old, new) for (path, name, old), (_, _, new) in pairs if old != new)
+    return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes))
+
+
+def _ranges(positions: Tensor) -> str:
+    """Positions as text: 8-9, 24-25."""
+    numbers = positions.tolist()
+    starts = [n for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
+    stops = [n for i, n in enumerate(numbers) if i == len(numbers) - 1 or numbers[i + 1] != n + 1]
+    pieces = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, stops, strict=True)]
+    return ", ".join(pieces[:3]) + (f" and {len(pieces) - 3} more ranges" if len(pieces) > 3 else "")
+
+
+# --- what a plan does ------------------------------------------------------------------------------------
+
+Undo = Callable[[], None]
+
+
+def _setting(module: nn.Module, name: str, value: int) -> Callable[[], Undo]:
+    def operation() -> Undo:
+        before = getattr(module, name)
+        setattr(module, name, value)
+        return lambda: setattr(module, name, before)
+
+    return operation
+
+
+def _resizing(tensor: Tensor, edits: Sequence[Edit], states: Sequence[StateEdit]) -> Callable[[], Undo]:
+    def operation() -> Undo:
+        new = edited(tensor.detach(), edits)
+        if isinstance(tensor, nn.Parameter):
+            new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+            if tensor.grad is not None:
+                new.grad = edited(tensor.grad, edits, _zeros(edits))
+        _swap(tensor, new)
+        for state in states:
+            state.apply()
+
+        def undo() -> None:
+            for state in states:
+                state.undo()
+            _swap(tensor, new)
+
+        return undo
+
+    return operation
+
+
+def _zeros(edits: Sequence[Edit]) -> dict[int, float]:
+    return {edit.axis: 0.0 for edit in edits}
+
+
+def _swap(tensor: Tensor, new: Tensor) -> None:
+    """Exchange the contents of two tensors; what a user hung on the first one stays there."""
+    new.__dict__.update(tensor.__dict__)
+    if type(new) is not type(tensor):
+        new.__class__ = type(tensor)
+    torch.utils.swap_tensors(tensor, new)
+    for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        hooks = getattr(tensor, kind, None)
+        if hooks:  # they are registered with the contents that were swapped out: register them again
+            setattr(tensor, kind, None)
+            setattr(tensor, kind, hooks)
+
+
+def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit]) -> None:
+    changed = "the model has changed since the plan was made"
+    if tensor is None:
+        raise ValueError(f"{name} is gone: {changed}")
+    for edit in edits:
+        if tensor.ndim <= edit.axis or tensor.shape[edit.axis] != edit.length:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, but axis {edit.axis} should be {edit.length}: {changed}"
+            )
+    if weakref.getweakrefs(tensor):
+        raise RuntimeError(
+            f"{name} cannot be resized while something holds a weak reference to it, such as an exported "
+            "program: delete that first"
+        )
+    # One count is the model's, one more an AccumulateGrad node's of a graph that was already run backward.
+    if tensor._use_count() > (2 if tensor.requires_grad else 1):
+        raise RuntimeError(
+            f"{name} cannot be resized while a forward pass whose backward has not run still holds it: "
+            "call loss.backward() first, or delete the loss"
+        )

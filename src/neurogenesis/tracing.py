@@ -1,0 +1,294 @@
+"""Run the user's model once and label the axes of everything that flows through it.
+
+The model runs for real, under a dispatch mode: every ATen operation it executes is seen, whether a module,
+a function or plain arithmetic on raw parameters called it, and its rule relates the axes of its inputs to
+those of its outputs. The model is left as it was: its mode, its buffers and the random state are restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .axes import Atom, Conflict, Term, fix, leaves, unify
+from .rules import Axes, _unknown, checked, rule_for
+
+Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+
+
+class Rejected(Exception):
+    """An operation that cannot follow a change of size: the atoms to blame, and which operation it was."""
+
+    def __init__(self, atoms: list[Atom], key: tuple[Any, ...], reason: str):
+        self.atoms, self.key, self.reason = atoms, key, reason
+        super().__init__(reason)
+
+
+@dataclass(frozen=True)
+class Label:
+    """The axes of a tensor, and from which parameters or buffers alone it was computed, if from none else."""
+
+    axes: Axes
+    static: bool
+    sources: frozenset[str] = frozenset()
+    weight: bool = False  # a parameter itself, or the same numbers in another shape or precision
+
+
+@dataclass(frozen=True)
+class RoleSeen:
+    """What an operation does with one axis of a tensor that was computed from the sources alone."""
+
+    sources: frozenset[str]
+    term: Term
+    stride: int
+    role: str
+    fill: str
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A module's attribute that states the size of an axis."""
+
+    module: str
+    name: str
+    term: Term
+
+
+@dataclass
+class _Frame:
+    module: nn.Module
+    path: str
+    operations: int = 0
+
+
+class Tracer(TorchDispatchMode):
+    """Labels the axes of all tensors of a run, starting from those of the parameters and buffers.
+
+    A strict tracer serves to try out changed sizes: where a rule finds that axes do not fit any more, or an
+    operation fails, it raises `Rejected` with the atoms to blame.
+    """
+
+    def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor], axes: dict[str, Axes], strict: bool):
+        super().__init__()
+        self.paths = {module: path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.strict = strict
+        self.labels = WeakTensorKeyDictionary()
+        parameters = dict(model.named_parameters())
+        for name, tensor in tensors.items():
+            weight = name in parameters
+            self.labels[tensor] = Label(axes[name], True, frozenset([name]), weight)
+        self.frames = [_Frame(model, "")]
+        self.roles: list[RoleSeen] = []
+        self.attributes: list[Attribute] = []
+        self.operations: dict[tuple[Any, ...], list[tuple[str, Axes]]] = {}
+
+    def label_input(self, tensor: Tensor) -> None:
+        axes: Axes = [Atom(length, fixed=["a size of the model's input"]) for length in tensor.shape]
+        self.labels[tensor] = Label(axes, False)
+
+    def label(self, tensor: Tensor) -> Label:
+        if tensor not in self.labels:
+            reason = "shared with a plain tensor that is neither a parameter nor a buffer"
+            self.labels[tensor] = Label([Atom(length, fixed=[reason]) for length in tensor.shape], True)
+        found: Label = self.labels[tensor]
+        return found
+
+    def enter(self, module: nn.Module, _: Any) -> None:
+        self.frames.append(_Frame(module, self.paths.get(module, self.frames[-1].path)))
+
+    def leave(self, module: nn.Module, _: Any, __: Any) -> None:
+        self.frames.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = _Call(self, func, args, kwargs or {})
+        frame = self.frames[-1]
+        key = (type(frame.module), frame.operations, call.name)
+        frame.operations += 1
+        inputs = [term for tensor in call.tensors() for term in self.label(tensor).axes]
+        self.operations.setdefault(key, []).append((call.where, inputs))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except Exception as error:
+            reason = f"{call.name} fails in {call.where}: {error}"
+            raise Rejected(_to_blame(call, rule_for(func), inputs), key, reason) from error
+        call.outputs = list(tensors_in(result))
+        if call.outputs:
+            self._label_outputs(call, rule_for(func), key, inputs)
+        return result
+
+    def _label_outputs(self, call: _Call, rule: Callable[..., list[Axes]], key: Any, inputs: Axes) -> None:
+        labels = [self.label(tensor) for tensor in call.tensors()]
+        try:
+            outputs = rule(call)
+            if not checked(outputs, call.outputs):
+                raise Conflict(*inputs)
+        except Conflict as conflict:
+            if self.strict and any(atom.rigid for atom in conflict.atoms):
+                raise Rejected(_rigid(conflict.atoms), key, f"{call.misfits}: {conflict}") from conflict
+            for atom in conflict.atoms:
+                fix(atom, call.misfits)
+            outputs = _unknown(call)
+        static = all(label.static for label in labels)
+        sources = frozenset[str]().union(*(label.sources for label in labels))
+        weight = call.same_numbers and all(label.weight for label in labels)
+        for tensor, axes in zip(call.outputs, outputs, strict=True):
+            self.labels[tensor] = Label(axes, static, sources if static else frozenset(), weight)
+
+
+def _rigid(terms: Iterable[Term]) -> list[Atom]:
+    return [atom for term in terms for atom in leaves(term) if atom.rigid]
+
+
+def _to_blame(call: _Call, rule: Callable[..., Any], inputs: Axes) -> list[Atom]:
+    """The grown atoms whose axes do not fit in a failed operation, or all it has where its rule can't tell."""
+    try:
+        rule(call)
+    except Conflict as conflict:
+        return _rigid(conflict.atoms)
+    except Exception:  # the rule needs the outputs that the operation did not give
+        pass
+    return _rigid(inputs)
+
+
+class _Call:
+    """The tracer's side of `rules.Call`."""
+
+    def __init__(self, tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self._tracer = tracer
+        schema = func._schema.arguments
+        self.name = f"aten.{func.overloadpacket.__name__}".removesuffix("_")
+        self.arguments = {argument.name: argument.default_value for argument in schema}
+        self.arguments.update(zip((argument.name for argument in schema), args, strict=False))
+        self.arguments.update(kwargs)
+        self.outputs: list[Tensor] = []
+        self.same_numbers = func.is_view or self.name in ("aten.clone", "aten._to_copy", "aten._unsafe_view")
+        frame = tracer.frames[-1]
+        self.where = f"{frame.path or 'the model'} ({type(frame.module).__name__})"
+        self.misfits = f"regrouped by {self.name} in {self.where} as no rule describes"
+        self._inputs = list(tensors_in((args, kwargs)))
+
+    def tensors(self) -> list[Tensor]:
+        return self._inputs
+
+    def axes(self, tensor: Tensor) -> Axes:
+        return self._tracer.label(tensor).axes
+
+    def is_static(self, tensor: Tensor) -> bool:
+        return self._tracer.label(tensor).static
+
+    def is_weight(self, tensor: Tensor) -> bool:
+        return self._tracer.label(tensor).weight
+
+    def unify(self, a: Term, b: Term) -> None:
+        try:
+            unify(a, b)
+        except Conflict as conflict:
+            self.misfit(a, conflict)
+            self.misfit(b, conflict)
+
+    def fix(self, term: Term, reason: str) -> None:
+        fix(term, reason)
+
+    def misfit(self, term: Term, conflict: Conflict) -> None:
+        if self._tracer.strict and _rigid([term]):
+            raise conflict
+        fix(term, self.misfits)
+
+    def role(self, tensor: Tensor, axis: int, role: str, fill: str) -> None:
+        label = self._tracer.label(tensor)
+        if label.static:
+            term, stride = label.axes[axis], tensor.stride(axis)
+            self._tracer.roles.append(RoleSeen(label.sources, term, stride, role, fill))
+
+    def attribute(self, weight: Tensor | None, name: str, term: Term) -> None:
+        paths = {self._tracer.frames[-1].path}
+        if weight is not None:
+            paths |= {source.rpartition(".")[0] for source in self._tracer.label(weight).sources}
+        self._tracer.attributes.extend(Attribute(path, name, term) for path in sorted(paths))
+
+
+def tensors_in(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Tensor]:
+    """All tensors inside tuples, lists, mappings and plain objects, such as the outputs of a model."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if isinstance(value, Mapping):
+        items = list(value.values())
+    elif isinstance(value, (tuple, list)):
+        items = list(value)
+    elif isinstance(value, (type, nn.Module)) or callable(value) or not hasattr(value, "__dict__"):
+        return
+    else:
+        items = list(vars(value).values())
+    if id(value) not in inside:  # an object may hold itself
+        for item in items:
+            yield from tensors_in(item, (*inside, id(value)))
+
+
+def call_model(model: Callable[..., Any], example: Example) -> Any:
+    """Call a model with an example: a tensor, a tuple of arguments or a mapping of keyword arguments."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple) else model(example)
+
+
+def trace(model: nn.Module, example: Example, tracer: Tracer, call: Callable[..., Any], training: bool) -> Any:
+    """Run `call` (the model, or the model with other tensors in place of its own) under a tracer."""
+    for tensor in tensors_in(example):
+        tracer.label_input(tensor)
+    with ExitStack() as stack:
+        stack.enter_context(_left_as_it_was(model, training))
+        stack.enter_context(torch.no_grad())
+        for handle in (
+            register_module_forward_pre_hook(tracer.enter),
+            register_module_forward_hook(tracer.leave, always_call=True),
+        ):
+            stack.callback(handle.remove)
+        stack.enter_context(tracer)
+        outputs = call_model(call, example)
+    return outputs
+
+
+# In training mode these only change values, never which layers run, and some refuse small batches.
+_VALUES_ONLY = (_BatchNorm, _InstanceNorm, _DropoutNd)
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module, training: bool) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    versions = [buffer._version for _, _, buffer, _ in buffers]
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
+    try:
+        for module, _ in modes:
+            module.training = training and not isinstance(module, _VALUES_ONLY)
+        torch.backends.mha.set_fastpath_enabled(False)
+        with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for module, mode in modes:
+            module.training = mode
+        for (module, name, buffer, before), version in zip(buffers, versions, strict=True):
+            module._buffers[name] = buffer
+            if buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(before)

@@ -1,0 +1,143 @@
+"""What growing and shrinking promise, checked on any model. Used by the tests and by benchmarks/zoo.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import neurogenesis as ng
+from neurogenesis.tracing import Example, call_model, tensors_in
+from neurogenesis.widths import named_tensors
+
+
+def unsettle(model: nn.Module, seed: int = 0) -> None:
+    """Move a fresh model away from special values (zero scales, unit statistics) that could hide a mistake."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in named_tensors(model).items():
+            if tensor.is_floating_point():
+                noise = torch.rand(tensor.shape, generator=generator).to(tensor) - 0.5
+                scale = tensor.std() if tensor.ndim > 1 and tensor.std() > 0 else 0.2
+                tensor.add_(0.2 * scale * noise if tensor.ndim > 1 else 0.2 * noise)
+                if name.endswith("running_var"):
+                    tensor.abs_().add_(0.1)
+
+
+def without_chance(model: nn.Module) -> None:
+    """Switch off dropout and the random skipping of layers, in training mode too."""
+    for module in model.modules():
+        for name in ("p", "drop_prob", "dropout", "attention_dropout", "attn_drop_prob", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def outputs_of(model: nn.Module, example: Example, training: bool) -> list[Tensor]:
+    """The floating-point outputs of a model in either mode; its buffers and random state are put back."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    was_training = model.training
+    model.train(training)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        outputs = [t for t in tensors_in(call_model(model, example)) if t.is_floating_point()]
+        for name, buffer in model.named_buffers():
+            buffer.copy_(before[name])
+    model.train(was_training)
+    return outputs
+
+
+def difference(before: list[Tensor], after: list[Tensor]) -> float:
+    """The largest difference between outputs, relative to the largest of them."""
+    assert [t.shape for t in before] == [t.shape for t in after]
+    scale = max(float(t.abs().max()) for t in before)
+    assert 0 < scale < float("inf"), f"outputs of size {scale} show nothing"
+    return max(float((a - b).abs().max()) for a, b in zip(before, after, strict=True)) / scale
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in named_tensors(model).items()}
+
+
+def attributes(model: nn.Module) -> dict[tuple[str, str], Any]:
+    """Every number a module states about itself."""
+    return {
+        (path, name): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, (int, float, str, tuple))
+    }
+
+
+def check_growth(
+    model: nn.Module,
+    example: Example,
+    width: ng.Width,
+    expected: dict[bool, list[Tensor]],
+    count: int = 3,
+    tolerance: float = 1e-9,
+) -> None:
+    """Growing leaves the outputs, in each mode; shrinking the new neurons away gives back every bit."""
+    before, stated, objects = snapshot(model), attributes(model), named_tensors(model)
+    size = width.size
+    ng.grow(model, width, count, generator=torch.Generator().manual_seed(1))
+    assert width.size == size + count
+    grown = named_tensors(model)
+    assert all(grown[name] is tensor for name, tensor in objects.items())
+    for training, outputs in expected.items():
+        change = difference(outputs, outputs_of(model, example, training))
+        assert change <= tolerance, f"outputs change by {change:.1e}, training={training}"
+    ng.shrink(model, width, range(size, size + count))
+    after = named_tensors(model)
+    assert attributes(model) == stated
+    assert all(torch.equal(before[name], after[name]) for name in before), "shrinking back changed a parameter"
+
+
+def check_learning(model: nn.Module, example: Example, found: ng.Widths, count: int = 3) -> None:
+    """One optimizer step after growth moves new weights of every width. Leaves the model grown and trained.
+
+    New neurons may happen to be dead behind a ReLU for all samples of a small batch: then a few more follow.
+    """
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    waiting = found.growable
+    for attempt in range(8):
+        generator = torch.Generator().manual_seed(attempt)
+        for width in waiting:
+            ng.grow(model, width, count, optimizer=optimizer, generator=generator)
+        before = snapshot(model)
+        optimizer.zero_grad()
+        outputs = [t for t in tensors_in(call_model(model, example)) if t.requires_grad]
+        sum((t.double() ** 2).mean() for t in outputs).backward()
+        optimizer.step()
+        del outputs
+        change = {name: p.detach() - before[name] for name, p in model.named_parameters()}
+        waiting = [width for width in waiting if not _moved(width, change, count)]
+        if not waiting:
+            return
+    raise AssertionError(f"one step moved no new weight of {[width.name for width in waiting]}")
+
+
+def _moved(width: ng.Width, change: dict[str, Tensor], count: int) -> bool:
+    return any(
+        bool(change[axis.tensor].index_select(axis.axis, width.positions(axis)[-count:].flatten()).any())
+        for axis in width.axes
+        if axis.tensor in change
+    )
+
+
+def check_all(
+    model: nn.Module, example: Example, tolerance: float = 1e-9, modes: tuple[bool, ...] = (False, True)
+) -> ng.Widths:
+    """All of it, for every growable width of a model."""
+    without_chance(model)
+    unsettle(model)
+    before, stated, mode = snapshot(model), attributes(model), model.training
+    found = ng.widths(model, example)
+    assert attributes(model) == stated and model.training == mode
+    assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(model).items())
+    expected = {training: outputs_of(model, example, training) for training in modes}
+    for width in found.growable:
+        check_growth(model, example, width, expected, tolerance=tolerance)
+    check_learning(model, example, found)
+    return found
