@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import tests.torchvision_shim  # noqa: F401  first: lets torchvision be imported beside a CPU torch
 import torch
 from torch import nn
 
+import tests.torchvision_shim  # noqa: F401  lets torchvision be imported beside a CPU torch
 from tests.promises import check_all
 
 Maker = Callable[[], tuple[nn.Module, Any]]
@@ -170,10 +170,8 @@ def main() -> int:
                         file.write(json.dumps(record) + "\n")
             records.append(record)
             state = "ok" if record["failure"] is None else f"FAILED: {record['failure']}"
-            print(
-                f"{name:32} {record['growable']:4} of {record['widths']:4} widths  {record['seconds']:7.1f} s  {state}"
-            )
-            sys.stdout.flush()
+            counts = f"{record['growable']:4} of {record['widths']:4} widths"
+            print(f"{name:32} {counts}  {record['seconds']:7.1f} s  {state}", flush=True)
         failed = [record for record in records if record["failure"]]
         failures += len(failed)
         widths = sum(record["growable"] for record in records)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 from neurogenesis.tracing import Example, call_model, tensors_in
-from neurogenesis.widths import named_tensors
+from neurogenesis.structure import named_tensors
 
 
 def unsettle(model: nn.Module, seed: int = 0) -> None:
@@ -78,9 +78,10 @@ def check_growth(
     tolerance: float = 1e-9,
 ) -> None:
     """Growing leaves the outputs, in each mode; shrinking the new neurons away gives back every bit."""
-    before, stated, objects = snapshot(model), attributes(model), named_tensors(model)
-    size = width.size
-    ng.grow(model, width, count, generator=torch.Generator().manual_seed(1))
+    stated, objects, size = attributes(model), named_tensors(model), width.size
+    plan = ng.plan_growth(model, width, count, generator=torch.Generator().manual_seed(1))
+    before = {edit.tensor: objects[edit.tensor].detach().clone() for edit in plan.edits}
+    plan.apply(model)
     assert width.size == size + count
     grown = named_tensors(model)
     assert all(grown[name] is tensor for name, tensor in objects.items())
@@ -88,9 +89,8 @@ def check_growth(
         change = difference(outputs, outputs_of(model, example, training))
         assert change <= tolerance, f"outputs change by {change:.1e}, training={training}"
     ng.shrink(model, width, range(size, size + count))
-    after = named_tensors(model)
     assert attributes(model) == stated
-    assert all(torch.equal(before[name], after[name]) for name in before), "shrinking back changed a parameter"
+    assert all(torch.equal(old, objects[name]) for name, old in before.items()), "shrinking back changed bits"
 
 
 def check_learning(model: nn.Module, example: Example, found: ng.Widths, count: int = 3) -> None:
@@ -139,5 +139,6 @@ def check_all(
     expected = {training: outputs_of(model, example, training) for training in modes}
     for width in found.growable:
         check_growth(model, example, width, expected, tolerance=tolerance)
+    assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(model).items())
     check_learning(model, example, found)
     return found

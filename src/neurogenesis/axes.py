@@ -137,9 +137,9 @@ def split(term: Term, at: int) -> tuple[Term, Term]:
     """Cut an axis in two at a position: ``term = head + tail``."""
     term = resolve(term)
     if isinstance(term, Atom):
-        head, tail = Atom(at), Atom(term.size - at)
-        _bind(term, Sum((head, tail)))
-        return head, tail
+        pieces = Atom(at), Atom(term.size - at)
+        _bind(term, Sum(pieces))
+        return pieces
     if isinstance(term, Product):
         inner = product(term.factors[1:])
         outer_at, remainder = divmod(at, size(inner))

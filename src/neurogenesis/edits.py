@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from itertools import product as combinations
 
 import torch
@@ -102,7 +103,7 @@ def _kept_runs(length: int, edits: Sequence[Edit]) -> list[tuple[int, int, int]]
 def _runs(old: Tensor, new: Tensor) -> Iterator[tuple[int, int, int]]:
     breaks = ((old.diff() != 1) | (new.diff() != 1)).nonzero().flatten() + 1
     bounds = [0, *breaks.tolist(), len(old)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         if stop > start:
             yield int(old[start]), int(new[start]), stop - start
 

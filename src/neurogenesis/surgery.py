@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 from .axes import Atom, leaves
 from .edits import Edit, edited, grouped
 from .optimizer_state import Optimizers, StateEdit, as_list, check_optimizers, state_edits
+from .structure import named_tensors
 from .tracing import Example
-from .widths import Width, Widths, named_tensors, remembered, widths
+from .widths import Width, Widths, remembered, widths
 
 # Called with the model, the width and the number of new neurons; returns new values by parameter name,
 # stacked along the axis that grows. What it leaves out is initialized as usual.
@@ -298,7 +299,7 @@ def _swap(tensor: Tensor, new: Tensor) -> None:
     new.__dict__.update(tensor.__dict__)
     if type(new) is not type(tensor):
         new.__class__ = type(tensor)
-    torch.utils.swap_tensors(tensor, new)
+    torch.utils.swap_tensors(tensor, new)  # type: ignore[no-untyped-call]
     for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         hooks = getattr(tensor, kind, None)
         if hooks:  # they are registered with the contents that were swapped out: register them again
@@ -321,7 +322,8 @@ def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit]) -> No
             "program: delete that first"
         )
     # One count is the model's, one more an AccumulateGrad node's of a graph that was already run backward.
-    if tensor._use_count() > (2 if tensor.requires_grad else 1):
+    uses: int = tensor._use_count()  # type: ignore[attr-defined]
+    if uses > (2 if tensor.requires_grad else 1):
         raise RuntimeError(
             f"{name} cannot be resized while a forward pass whose backward has not run still holds it: "
             "call loss.backward() first, or delete the loss"

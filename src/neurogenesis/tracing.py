@@ -72,7 +72,7 @@ class _Frame:
     operations: int = 0
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Labels the axes of all tensors of a run, starting from those of the parameters and buffers.
 
     A strict tracer serves to try out changed sizes: where a rule finds that axes do not fit any more, or an
@@ -80,7 +80,7 @@ class Tracer(TorchDispatchMode):
     """
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor], axes: dict[str, Axes], strict: bool):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.paths = {module: path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.strict = strict

@@ -1,0 +1,222 @@
+"""The axes of all parameters and buffers of a model as terms, and what each axis does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .axes import Atom, Product, Term, fix, leaves, owners, resolve, size, unify
+from .edits import Edit, new_values
+from .rules import Axes
+from .tracing import Attribute, Tracer
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by name; shared ones once, under their first name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a parameter or buffer that a width runs through.
+
+    `per_neuron` is how many positions each neuron owns there (49 behind a flattened 7 x 7 image), `offset`
+    the first of them (behind a concatenation). `role` is producer, carrier or consumer.
+    """
+
+    tensor: str
+    axis: int
+    role: str
+    per_neuron: int
+    offset: int
+
+    @property
+    def module(self) -> str:
+        """The path of the layer that the parameter belongs to."""
+        return layer_of(self.tensor)
+
+    def __str__(self) -> str:
+        times = f" x{self.per_neuron}" if self.per_neuron > 1 else ""
+        return f"{self.module}{times}" + (f" @{self.offset}" if self.offset else "")
+
+
+def layer_of(tensor: str) -> str:
+    """The layer of a parameter: its module, or the parameter itself where the module holds several weights."""
+    path, _, name = tensor.rpartition(".")
+    if ".parametrizations." in f".{path}":
+        path, _, name = f".{path}".partition(".parametrizations.")
+        path = path.removeprefix(".")
+    return path if name in _USUAL and path else tensor
+
+
+_USUAL = ("weight", "bias", "running_mean", "running_var", "weight_g", "weight_v")
+
+
+class Structure:
+    """The axes of all parameters and buffers as terms, and what each axis does."""
+
+    def __init__(self, axes: dict[str, Axes]):
+        self.axes = axes
+        self.roles: dict[tuple[str, int], tuple[str, str]] = {}
+        self.attributes: list[Attribute] = []
+
+    def add(self, tracer: Tracer, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what a run has shown of roles and attributes."""
+        for seen in tracer.roles:
+            atoms = set(leaves(seen.term))
+            places = [
+                (name, axis)
+                for name in seen.sources
+                for axis, term in enumerate(self.axes[name])
+                if not atoms.isdisjoint(leaves(term))
+            ]
+            # Where input and output axes are one width, strides tell the one that is meant.
+            same = [(name, axis) for name, axis in places if tensors[name].stride(axis) == seen.stride]
+            places = [p for p in places if p in same or Counter(n for n, _ in places)[p[0]] == 1] or places
+            for place in places:
+                present = self.roles.get(place)
+                if present is None or _RANK[seen.role] > _RANK[present[0]]:
+                    self.roles[place] = seen.role, seen.fill
+            if seen.role == "consumer" and not places:
+                fix(seen.term, "consumed by a tensor that is not a parameter")
+        known = set(self.attributes)
+        for attribute in tracer.attributes:
+            module = tracer.modules[attribute.module]
+            value = getattr(module, attribute.name, None)
+            if type(value) is int and value == size(attribute.term) and attribute not in known:
+                known.add(attribute)
+                self.attributes.append(attribute)
+
+    def role(self, name: str, axis: int) -> tuple[str, str]:
+        return self.roles.get((name, axis), ("carrier", "mean"))
+
+    @cached_property
+    def places(self) -> dict[Atom, list[tuple[str, int]]]:
+        """On which axes each atom lies; asked for when no axes are unified any more."""
+        result: dict[Atom, list[tuple[str, int]]] = {}
+        for name, axes in self.axes.items():
+            for number, term in enumerate(axes):
+                for atom in dict.fromkeys(leaves(term)):
+                    result.setdefault(atom, []).append((name, number))
+        return result
+
+    def axes_of(self, term: Term) -> Iterator[Axis]:
+        """The axes that a width, or a fixed compound of several, runs through."""
+        term = resolve(term)
+        for name, number in self.places[next(leaves(term))]:
+            whole, role = self.axes[name][number], self.role(name, number)[0]
+            if isinstance(term, Atom):
+                owned = (owners(whole, term) == 0).nonzero().flatten()
+                yield Axis(name, number, role, per_neuron=len(owned), offset=int(owned[0]))
+            elif resolve(whole) == term:
+                yield Axis(name, number, role, per_neuron=1, offset=0)
+
+    def edits(
+        self, atom: Atom, change: int | Sequence[int], tensors: Mapping[str, Tensor], generator: Any
+    ) -> list[Edit]:
+        """The edits that add `change` neurons at a width's end, or remove those of the given indices."""
+        result = []
+        for name, axis in self.places[atom]:
+            term, (role, fill) = self.axes[name][axis], self.role(name, axis)
+            values = None
+            if isinstance(change, int):
+                positions = _new_positions(term, atom, change)
+                values = new_values(tensors[name], axis, len(positions), fill, generator)
+            else:
+                positions = torch.isin(owners(term, atom), torch.tensor(change)).nonzero().flatten()
+            result.append(Edit(name, axis, size(term), positions, values, role))
+        # Consumers last: where new rows and new columns cross, the zero fan-out holds.
+        return sorted(result, key=lambda edit: edit.role == "consumer")
+
+    def attribute_values(self) -> list[tuple[str, str, int]]:
+        """Module path, attribute and the value it should have, for every attribute that states a size."""
+        return [(each.module, each.name, size(each.term)) for each in self.attributes]
+
+
+_RANK = {"carrier": 0, "producer": 1, "consumer": 2}
+
+
+def _new_positions(term: Term, atom: Atom, count: int) -> Tensor:
+    before = atom.size
+    atom.size += count
+    try:
+        return (owners(term, atom) >= before).nonzero().flatten()
+    finally:
+        atom.size = before
+
+
+_FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str]] = [
+    ((nn.RNNBase, nn.RNNCellBase), "tied to the gates and the state of the recurrent layer {}"),
+    (
+        (nn.MultiheadAttention,),
+        "tied to a head count: {} splits its one embedding size into heads for query, key and value alike",
+    ),
+]
+
+
+def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
+    """Modules whose own checks or kernels allow no other sizes than those they were built with."""
+    for path, module in model.named_modules():
+        for kinds, reason in _FIXED_MODULES:
+            if isinstance(module, kinds):
+                for name in axes:
+                    if name.startswith(f"{path}." if path else ""):
+                        for term in axes[name]:
+                            fix(term, reason.format(f"{path or 'the model'} ({type(module).__name__})"))
+
+
+def tie_widths(structure: Structure, patterns: list[str]) -> None:
+    chosen: dict[Atom, str] = {}
+    for (name, number), (role, _) in structure.roles.items():
+        if role == "producer" and any(fnmatchcase(layer_of(name), pattern) for pattern in patterns):
+            for atom in leaves(structure.axes[name][number]):
+                if not atom.fixed:
+                    chosen.setdefault(atom, layer_of(name))
+    if not chosen:
+        raise ValueError(f"tie: no layer that produces a growable width matches {patterns}")
+    sizes = {layer: atom.size for atom, layer in chosen.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"tie: widths that grow together must have one size, but these match: {sizes}")
+    first, *others = chosen
+    for atom in others:
+        unify(first, atom)
+
+
+def fix_the_rest(structure: Structure) -> None:
+    """Widths that no layer produces or consumes, or that are an axis together with themselves."""
+    roles: dict[Atom, set[str]] = {}
+    for name, axes in structure.axes.items():
+        for number, term in enumerate(axes):
+            for atom in leaves(term):
+                roles.setdefault(atom, set()).add(structure.role(name, number)[0])
+            for atom in _squared(term):
+                fix(atom, f"multiplied with itself in the shape of {name}")
+    for atom, seen in roles.items():
+        if "producer" not in seen:
+            fix(atom, "not produced by any layer")
+        elif "consumer" not in seen:
+            fix(atom, "not consumed by any layer")
+
+
+def _squared(term: Term) -> list[Atom]:
+    term = resolve(term)
+    if isinstance(term, Atom):
+        return []
+    children = term.factors if isinstance(term, Product) else term.parts
+    result = [atom for child in children for atom in _squared(child)]
+    if isinstance(term, Product):
+        counts = Counter(atom for child in children for atom in set(leaves(child)))
+        result += [atom for atom, number in counts.items() if number > 1]
+    return result
+
+
+def growable_atoms(structure: Structure) -> list[Atom]:
+    atoms = (atom for axes in structure.axes.values() for term in axes for atom in leaves(term))
+    return [atom for atom in dict.fromkeys(atoms) if not atom.fixed]
