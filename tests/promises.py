@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
-from neurogenesis.tracing import Example, call_model, tensors_in
 from neurogenesis.structure import named_tensors
+from neurogenesis.tracing import Example, call_model, tensors_in
 
 
 def unsettle(model: nn.Module, seed: int = 0) -> None:
@@ -127,13 +127,17 @@ def _moved(width: ng.Width, change: dict[str, Tensor], count: int) -> bool:
 
 
 def check_all(
-    model: nn.Module, example: Example, tolerance: float = 1e-9, modes: tuple[bool, ...] = (False, True)
+    model: nn.Module,
+    example: Example,
+    tolerance: float = 1e-9,
+    modes: tuple[bool, ...] = (False, True),
+    options: dict[str, Any] | None = None,
 ) -> ng.Widths:
     """All of it, for every growable width of a model."""
     without_chance(model)
     unsettle(model)
     before, stated, mode = snapshot(model), attributes(model), model.training
-    found = ng.widths(model, example)
+    found = ng.widths(model, example, **options or {})
     assert attributes(model) == stated and model.training == mode
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(model).items())
     expected = {training: outputs_of(model, example, training) for training in modes}

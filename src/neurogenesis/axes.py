@@ -27,10 +27,12 @@ _MADE = "an axis of size 1 that a reshape makes"
 
 
 class Conflict(Exception):
-    """Two axes cannot be the same one; `atoms` are those involved."""
+    """Two axes cannot be the same one; `atoms` are those involved, `suspects` those that are not in both."""
 
     def __init__(self, *terms: Term):
         self.atoms = [atom for term in terms for atom in leaves(term)]
+        shared = set.intersection(*(set(leaves(term)) for term in terms)) if len(terms) == 2 else set()
+        self.suspects = [atom for atom in self.atoms if atom not in shared]
         super().__init__(" and ".join(str(resolve(term)) for term in terms))
 
 

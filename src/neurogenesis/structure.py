@@ -156,7 +156,7 @@ _FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str]] = [
     ((nn.RNNBase, nn.RNNCellBase), "tied to the gates and the state of the recurrent layer {}"),
     (
         (nn.MultiheadAttention,),
-        "tied to a head count: {} splits its one embedding size into heads for query, key and value alike",
+        "tied to the head count of {}, which splits one embedding size for query, key and value alike",
     ),
 ]
 

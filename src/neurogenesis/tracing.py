@@ -14,25 +14,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .axes import Atom, Conflict, Term, fix, leaves, unify
-from .rules import Axes, _unknown, checked, rule_for
+from .axes import Atom, Conflict, Term, fix, leaves, size, unify
+from .rules import Axes, checked, rule_for, unknown
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 class Rejected(Exception):
-    """An operation that cannot follow a change of size: the atoms to blame, and which operation it was."""
+    """An operation that cannot follow a change of size.
 
-    def __init__(self, atoms: list[Atom], key: tuple[Any, ...], reason: str):
-        self.atoms, self.key, self.reason = atoms, key, reason
-        super().__init__(reason)
+    `atoms` are to blame, `certain` if the operation's rule singled them out; `operation` and `where` name
+    it, `key` is the same for one line of code in all instances of a class.
+    """
+
+    def __init__(self, call: _Call, atoms: list[Atom], certain: bool, reason: object):
+        self.atoms, self.certain = atoms, certain
+        self.operation, self.where, self.key = call.name, call.where, call.key
+        super().__init__(f"{call.name} fails in {call.where}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.paths = {module: path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.strict = strict
-        self.labels = WeakTensorKeyDictionary()
+        # Held by identity, not by weak references: those would forbid to swap the tensors later.
+        self.tensors = list(tensors.values())
         parameters = dict(model.named_parameters())
-        for name, tensor in tensors.items():
-            weight = name in parameters
-            self.labels[tensor] = Label(axes[name], True, frozenset([name]), weight)
+        self.own = {
+            id(tensor): Label(axes[name], True, frozenset([name]), name in parameters)
+            for name, tensor in tensors.items()
+        }
+        self.labels = WeakTensorKeyDictionary()
         self.frames = [_Frame(model, "")]
         self.roles: list[RoleSeen] = []
         self.attributes: list[Attribute] = []
@@ -99,36 +107,38 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.labels[tensor] = Label(axes, False)
 
     def label(self, tensor: Tensor) -> Label:
+        if id(tensor) in self.own:
+            return self.own[id(tensor)]
         if tensor not in self.labels:
             reason = "shared with a plain tensor that is neither a parameter nor a buffer"
             self.labels[tensor] = Label([Atom(length, fixed=[reason]) for length in tensor.shape], True)
         found: Label = self.labels[tensor]
         return found
 
-    def enter(self, module: nn.Module, _: Any) -> None:
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self.frames.append(_Frame(module, self.paths.get(module, self.frames[-1].path)))
+        if isinstance(module, _NormBase) and args and isinstance(args[0], Tensor):
+            axes = self.label(args[0]).axes[:2]
+            fits = [term for term in axes if size(term) == module.num_features]
+            self.attributes += [Attribute(self.frames[-1].path, "num_features", term) for term in fits[-1:]]
 
     def leave(self, module: nn.Module, _: Any, __: Any) -> None:
         self.frames.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = _Call(self, func, args, kwargs or {})
-        frame = self.frames[-1]
-        key = (type(frame.module), frame.operations, call.name)
-        frame.operations += 1
         inputs = [term for tensor in call.tensors() for term in self.label(tensor).axes]
-        self.operations.setdefault(key, []).append((call.where, inputs))
+        self.operations.setdefault(call.key, []).append((call.where, inputs))
         try:
             result = func(*args, **(kwargs or {}))
         except Exception as error:
-            reason = f"{call.name} fails in {call.where}: {error}"
-            raise Rejected(_to_blame(call, rule_for(func), inputs), key, reason) from error
+            raise _rejection(call, rule_for(func), inputs, error) from error
         call.outputs = list(tensors_in(result))
         if call.outputs:
-            self._label_outputs(call, rule_for(func), key, inputs)
+            self._label_outputs(call, rule_for(func), inputs)
         return result
 
-    def _label_outputs(self, call: _Call, rule: Callable[..., list[Axes]], key: Any, inputs: Axes) -> None:
+    def _label_outputs(self, call: _Call, rule: Callable[..., list[Axes]], inputs: Axes) -> None:
         labels = [self.label(tensor) for tensor in call.tensors()]
         try:
             outputs = rule(call)
@@ -136,14 +146,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise Conflict(*inputs)
         except Conflict as conflict:
             if self.strict and any(atom.rigid for atom in conflict.atoms):
-                raise Rejected(_rigid(conflict.atoms), key, f"{call.misfits}: {conflict}") from conflict
+                raise Rejected(call, _blamed(conflict), True, conflict) from conflict
             for atom in conflict.atoms:
                 fix(atom, call.misfits)
-            outputs = _unknown(call)
+            outputs = unknown(call)
         static = all(label.static for label in labels)
         sources = frozenset[str]().union(*(label.sources for label in labels))
         weight = call.same_numbers and all(label.weight for label in labels)
         for tensor, axes in zip(call.outputs, outputs, strict=True):
+            if id(tensor) in self.own:  # changed in place
+                continue
             self.labels[tensor] = Label(axes, static, sources if static else frozenset(), weight)
 
 
@@ -151,15 +163,20 @@ def _rigid(terms: Iterable[Term]) -> list[Atom]:
     return [atom for term in terms for atom in leaves(term) if atom.rigid]
 
 
-def _to_blame(call: _Call, rule: Callable[..., Any], inputs: Axes) -> list[Atom]:
-    """The grown atoms whose axes do not fit in a failed operation, or all it has where its rule can't tell."""
+def _blamed(conflict: Conflict) -> list[Atom]:
+    return _rigid(conflict.suspects) or _rigid(conflict.atoms)
+
+
+def _rejection(call: _Call, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
+    """Whom to blame for a failed operation: the axes that do not fit by its rule, or all if it cannot tell."""
     try:
         rule(call)
     except Conflict as conflict:
-        return _rigid(conflict.atoms)
-    except Exception:  # the rule needs the outputs that the operation did not give
+        if blamed := _blamed(conflict):
+            return Rejected(call, blamed, True, error)
+    except Exception:  # the rule asks for the outputs that the operation did not give
         pass
-    return _rigid(inputs)
+    return Rejected(call, _rigid(inputs), False, error)
 
 
 class _Call:
@@ -175,6 +192,8 @@ class _Call:
         self.outputs: list[Tensor] = []
         self.same_numbers = func.is_view or self.name in ("aten.clone", "aten._to_copy", "aten._unsafe_view")
         frame = tracer.frames[-1]
+        self.key = (type(frame.module), frame.operations, self.name)
+        frame.operations += 1
         self.where = f"{frame.path or 'the model'} ({type(frame.module).__name__})"
         self.misfits = f"regrouped by {self.name} in {self.where} as no rule describes"
         self._inputs = list(tensors_in((args, kwargs)))
@@ -212,10 +231,9 @@ class _Call:
             term, stride = label.axes[axis], tensor.stride(axis)
             self._tracer.roles.append(RoleSeen(label.sources, term, stride, role, fill))
 
-    def attribute(self, weight: Tensor | None, name: str, term: Term) -> None:
-        paths = {self._tracer.frames[-1].path}
-        if weight is not None:
-            paths |= {source.rpartition(".")[0] for source in self._tracer.label(weight).sources}
+    def attribute(self, weight: Tensor, name: str, term: Term) -> None:
+        owners = {source.rpartition(".")[0] for source in self._tracer.label(weight).sources}
+        paths = owners | {self._tracer.frames[-1].path}
         self._tracer.attributes.extend(Attribute(path, name, term) for path in sorted(paths))
 
 

@@ -30,14 +30,13 @@ def try_out(
         except Rejected as rejected:
             if not rejected.atoms:
                 break
-            # The same line of the user's code fails in every other instance of its class too.
-            own_code = not rejected.key[0].__module__.startswith("torch.nn.")
-            for where, terms in operations.get(rejected.key, []) if own_code else ():
-                for atom in {leaf for term in terms for leaf in leaves(term)} & set(candidates):
-                    fix(atom, _fixed_shape(rejected.key[-1], where))
             for atom in rejected.atoms:
-                if not atom.fixed:
-                    fix(atom, rejected.reason)
+                fix(atom, _fixed_shape(rejected.operation, rejected.where))
+            # A line of the user's code that fails here fails in every other instance of its class too.
+            if not rejected.certain and not rejected.key[0].__module__.startswith("torch.nn."):
+                for where, terms in operations.get(rejected.key, []):
+                    for atom in {leaf for term in terms for leaf in leaves(term)} & set(candidates):
+                        fix(atom, _fixed_shape(rejected.operation, where))
         except Exception:  # raised by the model's own code, which names no width
             break
     for atom in candidates:
@@ -68,10 +67,10 @@ def attempt_growth(
     sizes = [atom.size for atom in grown]
     try:
         for number, atom in enumerate(grown):
-            edits = structure.edits(atom, 1 + number % 3, current, generator)
+            edits = structure.edits(atom, 3 + number % 3, current, generator)
             for name, own in grouped(edits).items():
                 current[name] = edited(current[name], own)
-            atom.size += 1 + number % 3
+            atom.size += 3 + number % 3
         twins: dict[Atom, Atom] = {}
         axes = {name: [_twin(term, set(grown), twins) for term in terms] for name, terms in structure.axes.items()}
         attributes = structure.attribute_values()

@@ -50,10 +50,8 @@ class Width:
         reasons = [reason for atom in leaves(self._term) for reason in atom.fixed]
         if not reasons:
             return None
-        # What the outside world fixes explains more than what follows from it.
-        first = [reason for reason in reasons if reason.startswith("a size of the model")]
         split = f" (as {term})" if isinstance(term := resolve(self._term), Product) else ""
-        return (first or reasons)[0] + split
+        return min(reasons, key=_vagueness) + split
 
     @property
     def producers(self) -> list[Axis]:
@@ -84,6 +82,12 @@ class Width:
         return f"Width({self.name!r}, size={self.size}, " + (
             "growable)" if self.growable else f"fixed: {self.reason})"
         )
+
+
+def _vagueness(reason: str) -> int:
+    """What the outside world fixes explains most, what concerns only a factor of a compound least."""
+    vague = ("an axis of size 1", "picked by index", "tied to a head count", "the number of groups")
+    return 0 if reason.startswith("a size of the model") else 2 if reason.startswith(vague) else 1
 
 
 class Widths(Mapping[str, Width]):
