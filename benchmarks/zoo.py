@@ -138,7 +138,7 @@ def examine(make: Maker, tolerance: float = TOLERANCE) -> dict[str, Any]:
         found = check_all(model.double(), example, tolerance)
         result.update(widths=len(found), growable=len(found.growable))
         if len(found.growable) < 2:
-            reasons = sorted({width.reason for width in found.values() if width.reason})
+            reasons = sorted({width.reason for width in found if width.reason})
             result["failure"] = f"fewer than two growable widths: {'; '.join(reasons)}"
     except Exception as error:
         result["failure"] = f"{type(error).__name__}: {error}"

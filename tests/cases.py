@@ -500,3 +500,19 @@ class padded_shortcut(nn.Module):
         x = self.a(x)
         y = self.c(self.b(x).relu())
         return self.head(y + F.pad(x, (0, 0, 0, 0, 2, 2)))
+
+
+@case(randn(2, 3, 6, 6), {"c": 5}, {"a": "convolved over in gate", "b": "pooled"})
+class mixed_over_channels(nn.Module):
+    """Channels that a convolution or a pooling treats as places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.gate, self.b = nn.Conv2d(3, 4, 1), nn.Conv1d(1, 1, 3, padding=1), nn.Conv2d(4, 6, 1)
+        self.c, self.head = nn.Conv2d(3, 5, 1), nn.Conv2d(5, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        x = x * self.gate(x.mean((2, 3)).unsqueeze(1)).transpose(1, 2).unsqueeze(-1).sigmoid()
+        x = F.avg_pool1d(self.b(x).flatten(2).transpose(1, 2), 2).transpose(1, 2).unflatten(2, (6, 6))
+        return self.head(self.c(x).relu())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from .edits import Edit, edited
 Optimizers = Optimizer | Iterable[Optimizer] | None
 
 
-@dataclass
+@dataclass(frozen=True)
 class StateEdit:
     """A state tensor of one parameter that is resized with it; `fills` are its new entries, by axis."""
 
@@ -22,14 +22,9 @@ class StateEdit:
     key: str
     edits: Sequence[Edit]
     fills: dict[int, Tensor | float]
-    _before: Tensor | None = field(default=None, repr=False)
 
-    def apply(self) -> None:
-        self._before = self.state[self.key]
-        self.state[self.key] = edited(self.state[self.key], self.edits, self.fills)
-
-    def undo(self) -> None:
-        self.state[self.key] = self._before
+    def resized(self) -> Tensor:
+        return edited(self.state[self.key], self.edits, self.fills)
 
 
 def as_list(optimizers: Optimizers) -> list[Optimizer]:

@@ -231,6 +231,8 @@ def _with_values(edit: Edit, given: Mapping[str, Tensor], tensors: Mapping[str, 
             f"initialization of {edit.tensor}: expected values of shape {tuple(usual.shape)} for axis "
             f"{edit.axis}, got {tuple(values.shape)}"
         )
+    if not values.isfinite().all():
+        raise ValueError(f"initialization of {edit.tensor}: the new values are not all finite")
     return replace(edit, values=values.detach().to(usual))
 
 
@@ -271,23 +273,29 @@ def _setting(module: nn.Module, name: str, value: int) -> Callable[[], Undo]:
 
 def _resizing(tensor: Tensor, edits: Sequence[Edit], states: Sequence[StateEdit]) -> Callable[[], Undo]:
     def operation() -> Undo:
+        # All that can fail comes before anything is touched.
         new = edited(tensor.detach(), edits)
         if isinstance(tensor, nn.Parameter):
             new = nn.Parameter(new, requires_grad=tensor.requires_grad)
             if tensor.grad is not None:
                 new.grad = edited(tensor.grad, edits, _zeros(edits))
+        resized = [each.resized() for each in states]
+        before = [each.state[each.key] for each in states]
         _swap(tensor, new)
-        for state in states:
-            state.apply()
+        _put_states(states, resized)
 
         def undo() -> None:
-            for state in states:
-                state.undo()
             _swap(tensor, new)
+            _put_states(states, before)
 
         return undo
 
     return operation
+
+
+def _put_states(states: Sequence[StateEdit], values: Sequence[Tensor]) -> None:
+    for each, value in zip(states, values, strict=True):
+        each.state[each.key] = value
 
 
 def _zeros(edits: Sequence[Edit]) -> dict[int, float]:

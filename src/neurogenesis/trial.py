@@ -118,7 +118,7 @@ def _check_same(before: Any, after: Any) -> None:
         if old.shape != new.shape:
             raise ValueError(f"an output changes its shape from {tuple(old.shape)} to {tuple(new.shape)}")
         if old.is_floating_point() and old.numel():
-            tolerance = 0.1 if old.dtype.itemsize < 4 else 1e-3
+            tolerance = torch.finfo(old.dtype).eps ** 0.5
             old, new = old.double().nan_to_num(), new.double().nan_to_num()
             if (old - new).abs().max() > tolerance * old.abs().max().clamp_min(1e-6):
                 raise ValueError("the outputs change although the new fan-out is zero")

@@ -86,12 +86,12 @@ class Width:
 
 def _vagueness(reason: str) -> int:
     """What the outside world fixes explains most, what concerns only a factor of a compound least."""
-    vague = ("an axis of size 1", "picked by index", "tied to a head count", "the number of groups")
+    vague = ("an axis of size 1", "not ", "picked by index", "tied to a head count", "the number of groups")
     return 0 if reason.startswith("a size of the model") else 2 if reason.startswith(vague) else 1
 
 
-class Widths(Mapping[str, Width]):
-    """All widths of a model by name, in the order of its layers. Iterate over `.values()`; print as a table.
+class Widths:
+    """All widths of a model: iterate over them, look one up by its name, print them as a table.
 
     It stays right while `neurogenesis.grow` and `neurogenesis.shrink` change the model.
     """
@@ -103,7 +103,7 @@ class Widths(Mapping[str, Width]):
     def __getitem__(self, name: str) -> Width:
         if name in self._widths:
             return self._widths[name]
-        found = [w for w in self._widths.values() if any(axis.module == name for axis in w.producers)]
+        found = [w for w in self if any(axis.module == name for axis in w.producers)]
         found = [w for w in found if w.growable] or found
         if len(found) == 1:
             return found[0]
@@ -113,15 +113,18 @@ class Widths(Mapping[str, Width]):
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see print(widths) for the names"
         raise KeyError(f"no width is called {name!r}; {hint}")
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._widths)
+    def __contains__(self, name: object) -> bool:
+        return name in self._widths
+
+    def __iter__(self) -> Iterator[Width]:
+        return iter(self._widths.values())
 
     def __len__(self) -> int:
         return len(self._widths)
 
     @property
     def growable(self) -> list[Width]:
-        return [width for width in self._widths.values() if width.growable]
+        return [width for width in self if width.growable]
 
     def edits(
         self, atom: Atom, change: int | Sequence[int], tensors: Mapping[str, Tensor], generator: Any
@@ -143,7 +146,7 @@ class Widths(Mapping[str, Width]):
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("width", "size", "producers", "carriers", "consumers", "can grow")]
-        for width in self._widths.values():
+        for width in self:
             lists = [_listed(axes) for axes in (width.producers, width.carriers, width.consumers)]
             rows.append((width.name, str(width.size), *lists, "yes" if width.growable else f"no: {width.reason}"))
         lengths = [max(len(row[column]) for row in rows) for column in range(5)]

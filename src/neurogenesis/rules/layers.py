@@ -117,6 +117,8 @@ def _convolution(call: Call) -> list[Axes]:
         produced = bias_axis
     call.attribute(weight, "in_channels", channels)
     call.attribute(weight, "out_channels", produced)
+    for term in call.axes(x)[-(weight.ndim - 2) :]:
+        call.fix(term, f"convolved over in {call.where}")
     spatial = fresh(call.outputs[0].shape[-(weight.ndim - 2) :])
     return [[*call.axes(x)[:1], produced, *spatial] if batched else [produced, *spatial]]
 

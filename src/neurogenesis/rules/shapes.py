@@ -215,6 +215,8 @@ def _pixels(spatial: int) -> Rule:
 
     def rule(call: Call) -> list[Axes]:
         x = call.tensors()[0]
+        for term in call.axes(x)[x.ndim - spatial :]:
+            call.fix(term, f"pooled, padded or resampled in {call.where}")
         return [call.axes(x)[: x.ndim - spatial] + fresh(o.shape[o.ndim - spatial :]) for o in call.outputs]
 
     return rule
@@ -227,7 +229,9 @@ for _spatial in (1, 2, 3):
 
 @rule("im2col")
 def _im2col(call: Call) -> list[Axes]:
-    *batch, channels, _, _ = call.axes(call.arguments["self"])
+    *batch, channels, height, width = call.axes(call.arguments["self"])
+    for term in (height, width):
+        call.fix(term, f"cut into windows in {call.where}")
     kernel = Atom(math.prod(call.arguments["kernel_size"]))
     return [[*batch, product([channels, kernel]), Atom(call.outputs[0].shape[-1])]]
 

@@ -1,0 +1,58 @@
+"""Edits of single tensors, against inserting and removing slice by slice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurogenesis.edits import Edit, edited, new_values
+from tests import oracles
+
+
+@given(data=st.data(), shape=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_insertions_and_removals_equal_the_oracle(data: st.DataObject, shape: list[int]) -> None:
+    old = torch.randn(shape)
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    count = data.draw(st.integers(1, 6))
+    places = st.lists(st.integers(0, shape[axis] + count - 1), min_size=count, max_size=count, unique=True)
+    positions = sorted(data.draw(places))
+    values = torch.randn([count if i == axis else n for i, n in enumerate(shape)])
+    growth = Edit("w", axis, shape[axis], torch.tensor(positions), values, "producer")
+    new = edited(old, [growth])
+    assert torch.equal(new, oracles.insert(old, axis, positions, values))
+    removal = Edit("w", axis, new.shape[axis], torch.tensor(positions), None, "producer")
+    assert torch.equal(edited(new, [removal]), oracles.remove(new, axis, positions))
+    assert torch.equal(edited(new, [removal]), old)
+
+
+@given(data=st.data(), rows=st.integers(1, 5), columns=st.integers(1, 5))
+def test_two_axes_at_once_equal_one_after_the_other(data: st.DataObject, rows: int, columns: int) -> None:
+    old = torch.randn(rows, columns, 2)
+    places = [sorted(data.draw(st.lists(st.integers(0, n + 1), min_size=2, max_size=2, unique=True))) for n in (rows, columns)]
+    first = Edit("w", 0, rows, torch.tensor(places[0]), torch.randn(2, columns, 2), "producer")
+    second = Edit("w", 1, columns, torch.tensor(places[1]), torch.zeros(rows, 2, 2), "consumer")
+    expected = oracles.insert(old, 0, places[0], first.values)
+    expected = oracles.insert(expected, 1, places[1], torch.zeros(rows + 2, 2, 2))
+    assert torch.equal(edited(old, [first, second]), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_random_values_have_the_mean_norm_of_the_present_ones(dtype: torch.dtype) -> None:
+    old = torch.randn(6, 5, 3).to(dtype)
+    new = new_values(old, 1, 4, "random", torch.Generator().manual_seed(0))
+    assert new.shape == (6, 4, 3)
+    assert new.dtype == dtype
+    norms = [t.double().movedim(1, 0).flatten(1).norm(dim=1) for t in (old, new)]
+    torch.testing.assert_close(norms[1], norms[0].mean().expand(4), rtol=2e-2, atol=0)
+
+
+def test_a_layer_of_zeros_gets_random_values_all_the_same() -> None:
+    assert new_values(torch.zeros(6, 5), 0, 2, "random", None).abs().min() > 0
+
+
+def test_channels_last_tensors_stay_channels_last() -> None:
+    old = torch.randn(4, 5, 3, 3).to(memory_format=torch.channels_last)
+    edit = Edit("w", 0, 4, torch.tensor([4]), torch.zeros(1, 5, 3, 3), "producer")
+    assert edited(old, [edit]).is_contiguous(memory_format=torch.channels_last)
