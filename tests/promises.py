@@ -28,7 +28,15 @@ def unsettle(model: nn.Module, seed: int = 0) -> None:
 def without_chance(model: nn.Module) -> None:
     """Switch off dropout and the random skipping of layers, in training mode too."""
     for module in model.modules():
-        for name in ("p", "drop_prob", "dropout", "attention_dropout", "attn_drop_prob", "dropout_prob"):
+        for name in (
+            "p",
+            "drop_prob",
+            "drop_rate",
+            "dropout",
+            "attention_dropout",
+            "attn_drop_prob",
+            "dropout_prob",
+        ):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
 

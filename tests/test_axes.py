@@ -10,7 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from neurogenesis.axes import Atom, Conflict, concatenation, factor, leaves, owners, product, resolve, size, split, unify
+from neurogenesis.axes import (
+    Atom,
+    Conflict,
+    concatenation,
+    factor,
+    leaves,
+    owners,
+    product,
+    resolve,
+    size,
+    split,
+    unify,
+)
 from neurogenesis.tracing import Tracer, trace
 
 

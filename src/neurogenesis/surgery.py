@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .axes import Atom, leaves
-from .edits import Edit, edited, grouped
-from .optimizer_state import Optimizers, StateEdit, as_list, check_optimizers, state_edits
+from .edits import Edit, grouped
+from .operations import Operation, Resizing, Setting
+from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
 from .structure import named_tensors
 from .tracing import Example
 from .widths import Width, Widths, remembered, widths
@@ -55,40 +56,43 @@ class Plan:
 
     def apply(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
         """Make the edits, on the model, the optimizers' state and an averaged copy of the model."""
-        done: list[Callable[[], None]] = []
         operations = self._operations(model, as_list(optimizer), ema)
+        done: list[Operation] = []
         try:
             for operation in operations:
-                done.append(operation())
+                operation.do()
+                done.append(operation)
         except BaseException:
-            for undo in reversed(done):
-                undo()
+            for operation in reversed(done):
+                operation.undo()
             raise
+        for operation in done:
+            operation.settle()
         known = remembered(model)
         if known is not None and self.width in known:
             _atom(known[self.width]).size = self.after
 
     def _operations(
         self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None
-    ) -> list[Callable[[], Callable[[], None]]]:
-        """All that is to be done, each as a function that does it and returns its own undoing."""
-        result: list[Callable[[], Callable[[], None]]] = []
-        targets = [model] if ema is None else [model, getattr(ema, "module", ema)]
+    ) -> list[Operation]:
+        """All that is to be done, checked."""
+        result: list[Operation] = []
         edits = grouped(self.edits)
-        for target in targets:
+        for target in [model] if ema is None else [model, getattr(ema, "module", ema)]:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
             for name, own in edits.items():
                 _check_tensor(name, tensors.get(name), own)
                 states = state_edits(name, tensors[name], own, optimizers) if target is model else []
-                result.append(_resizing(tensors[name], own, states))
+                result.append(Resizing(tensors[name], own, states))
             for path, name, before, after in self.attributes:
                 if getattr(modules.get(path), name, None) != before:
-                    raise ValueError(
-                        f"{path}.{name} is not {before}: the model has changed since the plan was made"
-                    )
-                result.append(_setting(modules[path], name, after))
+                    raise ValueError(f"{path}.{name} is not {before}: {_CHANGED}")
+                result.append(Setting(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)
         return result
+
+
+_CHANGED = "the model has changed since the plan was made"
 
 
 def plan_growth(
@@ -257,82 +261,15 @@ def _ranges(positions: Tensor) -> str:
     return ", ".join(pieces[:3]) + (f" and {len(pieces) - 3} more ranges" if len(pieces) > 3 else "")
 
 
-# --- what a plan does ------------------------------------------------------------------------------------
-
-Undo = Callable[[], None]
-
-
-def _setting(module: nn.Module, name: str, value: int) -> Callable[[], Undo]:
-    def operation() -> Undo:
-        before = getattr(module, name)
-        setattr(module, name, value)
-        return lambda: setattr(module, name, before)
-
-    return operation
-
-
-def _resizing(tensor: Tensor, edits: Sequence[Edit], states: Sequence[StateEdit]) -> Callable[[], Undo]:
-    def operation() -> Undo:
-        # All that can fail comes before anything is touched.
-        new = edited(tensor.detach(), edits)
-        if isinstance(tensor, nn.Parameter):
-            new = nn.Parameter(new, requires_grad=tensor.requires_grad)
-            if tensor.grad is not None:
-                new.grad = edited(tensor.grad, edits, _zeros(edits))
-        resized = [each.resized() for each in states]
-        before = [each.state[each.key] for each in states]
-        _swap(tensor, new)
-        _put_states(states, resized)
-
-        def undo() -> None:
-            _swap(tensor, new)
-            _put_states(states, before)
-
-        return undo
-
-    return operation
-
-
-def _put_states(states: Sequence[StateEdit], values: Sequence[Tensor]) -> None:
-    for each, value in zip(states, values, strict=True):
-        each.state[each.key] = value
-
-
-def _zeros(edits: Sequence[Edit]) -> dict[int, float]:
-    return {edit.axis: 0.0 for edit in edits}
-
-
-def _swap(tensor: Tensor, new: Tensor) -> None:
-    """Exchange the contents of two tensors; what a user hung on the first one stays there."""
-    new.__dict__.update(tensor.__dict__)
-    if type(new) is not type(tensor):
-        new.__class__ = type(tensor)
-    torch.utils.swap_tensors(tensor, new)  # type: ignore[no-untyped-call]
-    for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-        hooks = getattr(tensor, kind, None)
-        if hooks:  # they are registered with the contents that were swapped out: register them again
-            setattr(tensor, kind, None)
-            setattr(tensor, kind, hooks)
-
-
 def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit]) -> None:
-    changed = "the model has changed since the plan was made"
     if tensor is None:
-        raise ValueError(f"{name} is gone: {changed}")
+        raise ValueError(f"{name} is gone: {_CHANGED}")
     for edit in edits:
         if tensor.ndim <= edit.axis or tensor.shape[edit.axis] != edit.length:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, but axis {edit.axis} should be {edit.length}: {changed}"
-            )
+            shape = tuple(tensor.shape)
+            raise ValueError(f"{name} of shape {shape} should have {edit.length} on axis {edit.axis}: {_CHANGED}")
     if weakref.getweakrefs(tensor):
         raise RuntimeError(
             f"{name} cannot be resized while something holds a weak reference to it, such as an exported "
             "program: delete that first"
-        )
-    # One count is the model's, one more an AccumulateGrad node's of a graph that was already run backward.
-    uses: int = tensor._use_count()  # type: ignore[attr-defined]
-    if uses > (2 if tensor.requires_grad else 1):
-        raise RuntimeError(
-            f"{name} cannot be resized while a forward pass whose backward has not run still holds it: "
-            "call loss.backward() first, or delete the loss"
         )
