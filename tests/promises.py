@@ -19,8 +19,8 @@ def unsettle(model: nn.Module, seed: int = 0) -> None:
         for name, tensor in named_tensors(model).items():
             if tensor.is_floating_point():
                 noise = torch.rand(tensor.shape, generator=generator).to(tensor) - 0.5
-                scale = tensor.std() if tensor.ndim > 1 and tensor.std() > 0 else 0.2
-                tensor.add_(0.2 * scale * noise if tensor.ndim > 1 else 0.2 * noise)
+                spread = tensor.std(correction=0) if tensor.ndim > 1 else torch.ones(())
+                tensor.add_(0.2 * (spread if spread > 0 else 1.0) * noise)
                 if name.endswith("running_var"):
                     tensor.abs_().add_(0.1)
 

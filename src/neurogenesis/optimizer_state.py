@@ -57,10 +57,10 @@ def state_edits(
     """How the state that the optimizers keep for a parameter is to be resized; raises where it cannot be."""
     result = []
     for optimizer in optimizers:
-        if isinstance(optimizer, LBFGS) and optimizer.state:
+        if isinstance(optimizer, LBFGS):
             raise ValueError(
-                "LBFGS keeps one flat history of all parameters, which cannot be resized: call "
-                "optimizer.state.clear() first"
+                "LBFGS keeps one flat history of all parameters, which cannot be resized: grow without "
+                "optimizer=, then make a new LBFGS"
             )
         for group in optimizer.param_groups:
             if any(each is parameter for each in group["params"]):
