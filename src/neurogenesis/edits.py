@@ -118,8 +118,8 @@ def new_values(old: Tensor, axis: int, count: int, fill: str, generator: torch.G
     rows = old.detach().movedim(axis, 0)
     shape = (count, *rows.shape[1:])
     if fill in ("zero", "one") or not old.is_floating_point():
-        value = 1.0 if fill == "one" else 0.0
-        return torch.full(shape, value, dtype=old.dtype, device=old.device).movedim(0, axis)
+        one = torch.full((1,) * len(shape), int(fill == "one"), dtype=old.dtype, device=old.device)
+        return one.expand(shape).movedim(0, axis)  # a single number in memory
     rows = rows.to(torch.promote_types(old.dtype, torch.float32))
     if fill == "mean":
         new = rows.mean(0, keepdim=True).expand(shape)

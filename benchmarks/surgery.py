@@ -1,0 +1,154 @@
+"""What finding widths and growing cost, as ratios measured side by side in one run.
+
+    python -m benchmarks.surgery [--json]
+
+* finding the widths of a ResNet-50, in forward passes of it on a batch of two 224 x 224 images;
+* growing one width of VGG-11 by 8 channels with Adam's state, in training steps at batch 128;
+* the memory of that growth: its peak against the old and the new copy of all resized tensors and their
+  state, and what is left afterwards against the new copy alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.weak import WeakIdKeyDictionary
+
+import neurogenesis as ng
+import tests.torchvision_shim  # noqa: F401  lets torchvision be imported beside a CPU torch
+
+
+def seconds(action: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def vgg11(classes: int = 10) -> nn.Sequential:
+    """VGG-11 for 32 x 32 images, without normalisation."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"):
+        if isinstance(width, str):
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            channels = width
+    dense = [
+        nn.Flatten(),
+        nn.Linear(512, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, classes),
+    ]
+    return nn.Sequential(*layers, *dense)
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the storages that operations make, while they live; not of those there before."""
+
+    def __init__(self, before: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.before = {tensor.untyped_storage().data_ptr() for tensor in before}
+        self.storages = WeakIdKeyDictionary()
+        self.peak = 0
+
+    @property
+    def now(self) -> int:
+        return sum(storage.nbytes() for storage in self.storages)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self.before:
+                self.storages[tensor.untyped_storage()] = True
+        self.peak = max(self.peak, self.now)
+        return result
+
+
+def finding_widths(rounds: int = 5) -> dict[str, float]:
+    from torchvision.models import resnet50
+
+    model, images = resnet50(weights=None).eval(), torch.randn(2, 3, 224, 224)
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(images)
+
+    forward()
+    pairs = [(seconds(lambda: ng.widths(model, images)), seconds(forward)) for _ in range(rounds)]
+    finding, passing = (statistics.median(times) for times in zip(*pairs, strict=True))
+    return {"seconds": finding, "forward_seconds": passing, "ratio": finding / passing}
+
+
+def growing(name: str, rounds: int = 3) -> dict[str, float]:
+    model = vgg11()
+    optimizer = torch.optim.Adam(model.parameters())
+    images, labels = torch.randn(128, 3, 32, 32), torch.randint(0, 10, (128,))
+    ng.widths(model, images[:1])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    step()
+    pairs = [(seconds(lambda: ng.grow(model, name, 8, optimizer=optimizer)), seconds(step)) for _ in range(rounds)]
+    growth, stepping = (statistics.median(times) for times in zip(*pairs, strict=True))
+    optimizer.zero_grad(set_to_none=True)
+    parameters = dict(model.named_parameters())
+    resized = [parameters[tensor] for tensor in {edit.tensor for edit in ng.plan_growth(model, name, 8).edits}]
+
+    def tensors() -> list[Tensor]:
+        return [*resized, *(v for p in resized for v in optimizer.state[p].values() if v.shape == p.shape)]
+
+    old = sum(tensor.nbytes for tensor in tensors())
+    gc.collect()
+    with LiveBytes(tensors()) as live:
+        ng.grow(model, name, 8, optimizer=optimizer)
+    new = sum(tensor.nbytes for tensor in tensors())
+    gc.collect()
+    return {
+        "seconds": growth,
+        "step_seconds": stepping,
+        "ratio": growth / stepping,
+        # The old copies are there from the start; what growth allocates comes on top of them.
+        "peak_ratio": (old + live.peak) / (old + new),
+        "rest_ratio": live.now / new,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    results: dict[str, Any] = {"widths": finding_widths()}
+    for name in ("6", "18", "22"):  # an early convolution, the one in front of the dense layers, a dense layer
+        results[f"growth of {name}"] = growing(name)
+    if arguments.json:
+        print(json.dumps(results, indent=2))
+        return
+    print("finding the widths of a ResNet-50, in forward passes on two 224 x 224 images")
+    print(f"  {results['widths']['ratio']:5.1f}   (bar: at most 15)")
+    print("growing a width of VGG-11 by 8 with Adam's state, in training steps at batch 128")
+    print("  width  steps (bar: 1)  peak / (old + new) (bar: 1)  left / new (bar: 1)")
+    for name in ("6", "18", "22"):
+        figures = results[f"growth of {name}"]
+        ratios = f"{figures['ratio']:14.3f}  {figures['peak_ratio']:27.3f}  {figures['rest_ratio']:19.3f}"
+        print(f"  {name:5}  {ratios}")
+
+
+if __name__ == "__main__":
+    main()
