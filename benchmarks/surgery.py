@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import time
@@ -107,26 +106,25 @@ def growing(name: str, rounds: int = 3) -> dict[str, float]:
     pairs = [(seconds(lambda: ng.grow(model, name, 8, optimizer=optimizer)), seconds(step)) for _ in range(rounds)]
     growth, stepping = (statistics.median(times) for times in zip(*pairs, strict=True))
     optimizer.zero_grad(set_to_none=True)
+    memory = memory_of_growth(model, optimizer, name, 8)
+    return {"seconds": growth, "step_seconds": stepping, "ratio": growth / stepping, **memory}
+
+
+def memory_of_growth(model: nn.Module, optimizer: torch.optim.Optimizer, name: str, count: int) -> dict[str, float]:
+    """Peak and remaining memory of a growth, relative to the copies of all resized tensors and their state."""
     parameters = dict(model.named_parameters())
-    resized = [parameters[tensor] for tensor in {edit.tensor for edit in ng.plan_growth(model, name, 8).edits}]
+    edits = ng.plan_growth(model, name, count).edits
+    resized = [parameters[tensor] for tensor in {edit.tensor for edit in edits}]
 
     def tensors() -> list[Tensor]:
         return [*resized, *(v for p in resized for v in optimizer.state[p].values() if v.shape == p.shape)]
 
     old = sum(tensor.nbytes for tensor in tensors())
-    gc.collect()
     with LiveBytes(tensors()) as live:
-        ng.grow(model, name, 8, optimizer=optimizer)
+        ng.grow(model, name, count, optimizer=optimizer)
     new = sum(tensor.nbytes for tensor in tensors())
-    gc.collect()
-    return {
-        "seconds": growth,
-        "step_seconds": stepping,
-        "ratio": growth / stepping,
-        # The old copies are there from the start; what growth allocates comes on top of them.
-        "peak_ratio": (old + live.peak) / (old + new),
-        "rest_ratio": live.now / new,
-    }
+    # The old copies are there from the start; what growth allocates comes on top of them.
+    return {"peak_ratio": (old + live.peak) / (old + new), "rest_ratio": live.now / new}
 
 
 def main() -> None:

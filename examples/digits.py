@@ -1,4 +1,10 @@
-"""Grow a small network on scikit-learn's handwritten digits while it trains."""
+"""Grow a small network on scikit-learn's handwritten digits while it trains.
+
+python examples/digits.py                        # prints widths and accuracy as they grow
+python examples/digits.py --figure growth.png    # draws them, beside two networks that do not grow
+"""
+
+import argparse
 
 import torch
 from sklearn.datasets import load_digits
@@ -7,32 +13,88 @@ from torch import nn
 
 import neurogenesis as ng
 
-torch.manual_seed(0)
-torch.set_num_threads(1)  # the network is tiny: one thread is faster than several
-images, labels = load_digits(return_X_y=True)
-split = train_test_split(images / 16, labels, test_size=0.25, random_state=0, stratify=labels)
-x, x_test, y, y_test = (torch.tensor(part) for part in split)
-x, x_test = x.float(), x_test.float()
+EPOCHS = 40
 
-model = nn.Sequential(nn.Linear(64, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 10))
-optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-widths = ng.widths(model, x[:1])
-print(widths, end="\n\n")
 
-print("epoch  widths   parameters  training loss  test accuracy")
-for epoch in range(1, 41):
-    total = 0.0
-    for batch in torch.randperm(len(x)).split(64):
-        loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += loss.item() * len(batch)
-    if epoch % 2 == 0:
+def train(first: int, second: int, growing: bool, verbose: bool = False) -> list[dict[str, float]]:
+    """Train a network of two hidden layers; if it grows, by 4 and 2 neurons after every fourth epoch."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # the network is tiny: one thread is faster than several
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images / 16, labels, test_size=0.25, random_state=0, stratify=labels)
+    x, x_test, y, y_test = (torch.tensor(part) for part in parts)
+    x, x_test = x.float(), x_test.float()
+
+    model = nn.Sequential(
+        nn.Linear(64, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 10)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    widths = ng.widths(model, x[:1])
+    if verbose:
+        print(widths, end="\n\n")
+        print("epoch  widths  parameters  training loss  test accuracy")
+
+    records = []
+    for epoch in range(1, EPOCHS + 1):
+        total = 0.0
+        for batch in torch.randperm(len(x)).split(64):
+            loss = nn.functional.cross_entropy(model(x[batch]), y[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(batch)
         accuracy = (model(x_test).argmax(1) == y_test).double().mean().item()
-        sizes = "-".join(str(width.size) for width in widths.growable)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        print(f"{epoch:5}  {sizes:7} {parameters:11}  {total / len(x):13.4f}  {accuracy:13.1%}")
-    if epoch % 4 == 0 and epoch <= 28:
-        ng.grow(model, "0", 4, optimizer=optimizer)  # the loss does not jump: new neurons start unused
-        ng.grow(model, "2", 2, optimizer=optimizer)
+        sizes = [width.size for width in widths.growable]
+        records.append({"epoch": epoch, "accuracy": accuracy, "first": sizes[0], "second": sizes[1]})
+        if verbose and epoch % 2 == 0:
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            shown = "-".join(map(str, sizes))
+            print(f"{epoch:5}  {shown:6}  {parameters:10}  {total / len(x):13.4f}  {accuracy:13.1%}")
+        if growing and epoch % 4 == 0 and epoch <= 28:
+            ng.grow(model, "0", 4, optimizer=optimizer)  # the loss does not jump: new neurons start unused
+            ng.grow(model, "2", 2, optimizer=optimizer)
+    return records
+
+
+def draw(path: str) -> None:
+    import matplotlib.pyplot as plt
+
+    runs = {
+        "grown from 2-2 to 30-16": ("tab:green", 2.4, train(2, 2, growing=True)),
+        "30-16 from the start": ("0.45", 1.2, train(30, 16, growing=False)),
+        "2-2 all the time": ("0.75", 1.2, train(2, 2, growing=False)),
+    }
+    figure, (top, bottom) = plt.subplots(
+        2, sharex=True, figsize=(7, 4.6), height_ratios=(2, 1), layout="constrained"
+    )
+    for label, (color, width, records) in runs.items():
+        epochs = [record["epoch"] for record in records]
+        accuracy = [100 * record["accuracy"] for record in records]
+        top.plot(epochs, accuracy, color=color, linewidth=width, label=label)
+    grown = runs["grown from 2-2 to 30-16"][2]
+    for key, style in (("first", "-"), ("second", "--")):
+        sizes = [record[key] for record in grown]
+        bottom.step(
+            [r["epoch"] for r in grown], sizes, style, where="post", color="tab:green", label=f"{key} layer"
+        )
+    top.set_ylabel("test accuracy (%)")
+    top.set_ylim(0, 100)
+    bottom.set_ylabel("neurons")
+    bottom.set_xlabel("epoch")
+    bottom.set_ylim(0)
+    bottom.set_xlim(1, EPOCHS)
+    for axis in (top, bottom):
+        axis.legend(frameon=False, loc="center right" if axis is top else "upper left")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    figure.savefig(path, dpi=160)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figure", help="draw to this file instead of printing")
+    arguments = parser.parse_args()
+    if arguments.figure:
+        draw(arguments.figure)
+    else:
+        train(2, 2, growing=True, verbose=True)

@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 from torch.optim import swa_utils
 
 import neurogenesis as ng
+from benchmarks.surgery import memory_of_growth
 from neurogenesis import operations
 from neurogenesis.structure import named_tensors
 from tests import cases, oracles
@@ -470,6 +471,19 @@ def test_a_failure_in_the_middle_undoes_everything(failing: int, monkeypatch: py
     assert all(named_tensors(model)[name] is tensor for name, tensor in objects.items())
     ng.grow(model, "0", 3, optimizer=optimizer)
     step(model, optimizer)
+
+
+def test_memory_holds_the_old_and_the_new_copy_and_then_the_new_one_alone() -> None:
+    model = nn.Sequential(nn.Linear(500, 1000), nn.ReLU(), nn.Linear(1000, 500))
+    optimizer = optim.Adam(model.parameters())
+    x = randn(2, 500)
+    ng.widths(model, x)
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    memory = memory_of_growth(model, optimizer, "0", 4)
+    assert memory["peak_ratio"] < 1.005  # the new weights stand in the plan, too
+    assert memory["rest_ratio"] == 1
 
 
 def test_a_compiled_model_follows() -> None:

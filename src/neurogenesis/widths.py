@@ -158,7 +158,7 @@ class Widths:
 
 def _listed(axes: Sequence[Axis]) -> str:
     names = list(dict.fromkeys(map(str, axes)))
-    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
 def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[str]] = ()) -> Widths:
