@@ -61,20 +61,14 @@ def torchvision_models() -> Iterator[tuple[str, Maker]]:
 
 
 TIMM = """
-    bat_resnext26ts beit_base_patch16_224 botnet26t_256 cait_xxs24_224 coatnet_0_rw_224 convit_tiny
-    convmixer_768_32 convnextv2_atto crossvit_9_240 cs3darknet_s cspresnet50 darknet53 davit_tiny
-    deit_tiny_patch16_224 densenet121 dla34 dpn48b eca_resnet33ts edgenext_xx_small efficientformer_l1
-    efficientnet_b0 efficientvit_b0 efficientvit_m0 ese_vovnet19b_dw eva02_tiny_patch14_224 fasternet_t0
-    fastvit_t8 fbnetc_100 focalnet_tiny_srf gcvit_xxtiny gernet_s ghostnet_100 ghostnetv2_100 gmlp_s16_224
-    halonet26t hardcorenas_a haloregnetz_b hgnet_tiny hiera_tiny_224 hrnet_w18_small inception_next_tiny
-    inception_resnet_v2 inception_v4 lambda_resnet26t legacy_seresnet18 levit_128s mambaout_femto
-    maxxvit_rmlp_nano_rw_256 mixer_s32_224 mnasnet_small mobilenetv4_conv_small mobileone_s0 mobilevit_xxs
-    mvitv2_tiny nest_tiny nextvit_small dm_nfnet_f0 pit_ti_224 poolformer_s12 pvt_v2_b0 rdnet_tiny regnetx_002
-    regnetz_c16 repghostnet_050 repvgg_a0 repvit_m0_9 res2net50_26w_4s resmlp_12_224 resnest14d resnet10t
-    resnetv2_50 rexnet_100 sebotnet33ts_256 selecsls42 sequencer2d_s seresnext26t_32x4d shvit_s1 skresnet18
-    spnasnet_100 starnet_s1 swiftformer_xs swin_s3_tiny_224 swinv2_tiny_window8_256 test_vit tiny_vit_5m_224
-    tinynet_e tnt_s_patch16_224 tresnet_m twins_pcpvt_small visformer_tiny vit_tiny_patch16_224 vitamin_small_224
-    volo_d1_224 vovnet39a xception41 xcit_nano_12_p16_224
+    convit_tiny convnextv2_atto cs3darknet_s cspresnet50 darknet53 deit_tiny_patch16_224 dla34 eca_resnet33ts
+    edgenext_xx_small efficientformer_l1 efficientnet_b0 efficientvit_b0 efficientvit_m0 ese_vovnet19b_dw
+    fasternet_t0 fbnetc_100 focalnet_tiny_srf gernet_s ghostnet_100 ghostnetv2_100 gmlp_s16_224 hardcorenas_a
+    hrnet_w18_small inception_next_tiny legacy_seresnet18 levit_128s mambaout_femto mixer_s32_224 mnasnet_small
+    mobilenetv4_conv_small mobileone_s0 mobilevit_xxs pit_ti_224 poolformer_s12 pvt_v2_b0 regnetx_002
+    repghostnet_050 repvgg_a0 repvit_m0_9 res2net50_26w_4s resmlp_12_224 resnest14d resnet10t rexnet_100
+    selecsls42 seresnext26t_32x4d shvit_s1 skresnet18 starnet_s1 swiftformer_xs test_vit tiny_vit_5m_224
+    tinynet_e tnt_s_patch16_224 twins_pcpvt_small visformer_tiny vit_tiny_patch16_224 xcit_nano_12_p16_224
 """.split()
 
 
@@ -145,6 +139,30 @@ def examine(make: Maker, tolerance: float = TOLERANCE) -> dict[str, Any]:
     return {**result, "seconds": round(time.perf_counter() - start, 1)}
 
 
+def run(family: str, only: list[str], known: dict[tuple[str, str], dict[str, Any]], file: Path | None) -> list[Any]:
+    """Examine the models of a family, but for those whose results are known; print and record as they come."""
+    records = []
+    for name, make in FAMILIES[family]():
+        if only and name not in only:
+            continue
+        record = known.get((family, name))
+        if record is None:
+            record = {"family": family, "model": name, **examine(make)}
+            if file:
+                with file.open("a") as lines:
+                    lines.write(json.dumps(record) + "\n")
+        records.append(record)
+        counts = f"{record['growable']:4} of {record['widths']:4} widths"
+        state = "ok" if record["failure"] is None else f"FAILED: {record['failure']}"
+        print(f"{name:32} {counts}  {record['seconds']:7.1f} s  {state}", flush=True)
+    failed = [record for record in records if record["failure"]]
+    widths = sum(record["growable"] for record in records)
+    print(f"{family}: {len(records) - len(failed)}/{len(records)} handled, {widths} widths grown", flush=True)
+    for record in failed:
+        print(f"  {record['model']}: {record['failure']}")
+    return failed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="family", help=" ".join(FAMILIES))
@@ -156,29 +174,8 @@ def main() -> int:
     if arguments.resume and arguments.resume.exists():
         records = map(json.loads, arguments.resume.read_text().splitlines())
         known = {(record["family"], record["model"]): record for record in records}
-    failures = 0
-    for family in arguments.families or FAMILIES:
-        records = []
-        for name, make in FAMILIES[family]():
-            if arguments.only and name not in arguments.only:
-                continue
-            record = known.get((family, name))
-            if record is None:
-                record = {"family": family, "model": name, **examine(make)}
-                if arguments.resume:
-                    with arguments.resume.open("a") as file:
-                        file.write(json.dumps(record) + "\n")
-            records.append(record)
-            state = "ok" if record["failure"] is None else f"FAILED: {record['failure']}"
-            counts = f"{record['growable']:4} of {record['widths']:4} widths"
-            print(f"{name:32} {counts}  {record['seconds']:7.1f} s  {state}", flush=True)
-        failed = [record for record in records if record["failure"]]
-        failures += len(failed)
-        widths = sum(record["growable"] for record in records)
-        print(f"{family}: {len(records) - len(failed)}/{len(records)} handled, {widths} widths grown", flush=True)
-        for record in failed:
-            print(f"  {record['model']}: {record['failure']}")
-    return 1 if failures else 0
+    failed = [run(each, arguments.only, known, arguments.resume) for each in arguments.families or FAMILIES]
+    return 1 if any(failed) else 0
 
 
 if __name__ == "__main__":

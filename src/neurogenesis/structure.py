@@ -18,6 +18,12 @@ from .rules import Axes
 from .tracing import Attribute, Tracer
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what `torch.compile` makes of it."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
+
+
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers by name; shared ones once, under their first name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -18,7 +18,7 @@ from .axes import Atom, leaves
 from .edits import Edit, grouped
 from .operations import Operation, Resizing, Setting
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
-from .structure import named_tensors
+from .structure import named_tensors, unwrapped
 from .tracing import Example
 from .widths import Width, Widths, remembered, widths
 
@@ -77,7 +77,7 @@ class Plan:
     ) -> list[Operation]:
         """All that is to be done, checked."""
         result: list[Operation] = []
-        edits = grouped(self.edits)
+        edits, model = grouped(self.edits), unwrapped(model)
         for target in [model] if ema is None else [model, getattr(ema, "module", ema)]:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
             for name, own in edits.items():
@@ -105,6 +105,7 @@ def plan_growth(
     generator: torch.Generator | None = None,
 ) -> Plan:
     """Plan to add neurons at the end of a width; arguments as in `grow`."""
+    model = unwrapped(model)
     known, found, atom = _find(model, width, example)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"{found.name}: the number of new neurons must be a positive integer, not {count!r}")
@@ -127,6 +128,7 @@ def plan_shrinkage(
     model: nn.Module, width: str | Width, neurons: Sequence[int], *, example: Example | None = None
 ) -> Plan:
     """Plan to remove neurons from a width; arguments as in `shrink`."""
+    model = unwrapped(model)
     known, found, atom = _find(model, width, example)
     if found.reason is not None:
         raise ValueError(f"{found.name} cannot shrink: {found.reason}")

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from .axes import Atom, Product, Sum, Term, fix, leaves, owners, resolve, size
 from .edits import Edit
 from .rules import Axes
-from .structure import Axis, Structure, fix_modules, fix_the_rest, layer_of, named_tensors, tie_widths
+from .structure import Axis, Structure, fix_modules, fix_the_rest, layer_of, named_tensors, tie_widths, unwrapped
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
 from .trial import attempt_growth, try_out
 
@@ -179,6 +179,7 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
         >>> ng.widths(model, torch.randn(1, 4))["0"]
         Width('0', size=8, growable)
     """
+    model = unwrapped(model)
     tensors = named_tensors(model)
     _check_materialised(tensors)
     axes: dict[str, Axes] = {name: [Atom(n) for n in tensor.shape] for name, tensor in tensors.items()}
@@ -221,7 +222,7 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
 
 def remembered(model: nn.Module) -> Widths | None:
     """The widths last found for a model."""
-    return _REMEMBERED.get(model)
+    return _REMEMBERED.get(unwrapped(model))
 
 
 def _check_materialised(tensors: Mapping[str, Tensor]) -> None:
