@@ -482,7 +482,7 @@ def test_memory_holds_the_old_and_the_new_copy_and_then_the_new_one_alone() -> N
     optimizer.step()
     optimizer.zero_grad()
     memory = memory_of_growth(model, optimizer, "0", 4)
-    assert memory["peak_ratio"] < 1.005  # the new weights stand in the plan, too
+    assert memory["peak_ratio"] <= 1
     assert memory["rest_ratio"] == 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -41,25 +41,38 @@ class Resizing:
 
     def __init__(self, tensor: Tensor, edits: Sequence[Edit], states: Sequence[StateEdit]):
         self.tensor, self.edits, self.states = tensor, edits, states
-        self.other = tensor  # what holds the contents that the tensor does not have now
-        self.values: list[Tensor] = []  # the states' other values
+        self.other: Tensor | None = None  # has the contents that the tensor does not have now
+        self.undoings: list[Callable[[], None]] = []
 
     def do(self) -> None:
-        # All that can fail comes before anything is touched.
         new = edited(self.tensor.detach(), self.edits)
         if isinstance(self.tensor, nn.Parameter):
             new = nn.Parameter(new, requires_grad=self.tensor.requires_grad)
             if self.tensor.grad is not None:
                 new.grad = resized_gradient(self.tensor.grad, self.edits)
-        self.values = [each.resized() for each in self.states]
+        _swap(self.tensor, new)
         self.other = new
-        self._exchange()
+        try:
+            # One after the other, the old one dropped when the new one is there: growth can be taken back
+            # without it, and the memory for that is what the parameter's new contents free.
+            for each in self.states:
+                undoing = each.undoing()
+                each.put(each.resized())
+                self.undoings.append(undoing)
+        except BaseException:
+            self.undo()
+            raise
 
     def undo(self) -> None:
-        self._exchange()
+        assert self.other is not None
+        _swap(self.tensor, self.other)
+        self.other = None
+        while self.undoings:
+            self.undoings.pop()()
 
     def settle(self) -> None:
         """Let gradients of a forward pass that ran before arrive at the parameter, resized."""
+        assert self.other is not None
         if _held_elsewhere(self.other) and self.other.requires_grad:
             parameter, edits = self.tensor, self.edits
 
@@ -75,13 +88,6 @@ class Resizing:
                 old.grad = None
 
             self.other.register_post_accumulate_grad_hook(pass_on)  # type: ignore[no-untyped-call]
-
-    def _exchange(self) -> None:
-        _swap(self.tensor, self.other)
-        before = [each.state[each.key] for each in self.states]
-        for each, value in zip(self.states, self.values, strict=True):
-            each.state[each.key] = value
-        self.values = before
 
 
 def resized_gradient(gradient: Tensor, edits: Sequence[Edit]) -> Tensor:

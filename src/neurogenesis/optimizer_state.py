@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,6 +26,16 @@ class StateEdit:
 
     def resized(self) -> Tensor:
         return edited(self.state[self.key], self.edits, self.fills)
+
+    def put(self, value: Tensor) -> None:
+        self.state[self.key] = value
+
+    def undoing(self) -> Callable[[], None]:
+        """What takes the edit back: removing what was added; removed entries must be kept for it."""
+        if any(edit.values is None for edit in self.edits):
+            return partial(self.put, self.state[self.key])
+        inverse = [replace(edit, length=edit.length + edit.change, values=None) for edit in self.edits]
+        return lambda: self.put(edited(self.state[self.key], inverse))
 
 
 def as_list(optimizers: Optimizers) -> list[Optimizer]:
