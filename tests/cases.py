@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def rms_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.RMSNorm(4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
-@case(randn(2, 6), {"2": 8}, {"0": "normalised across in 1 (Softmax)"})
+@case(randn(2, 6), {"2": 8}, {"0": "normalised across by softmax in 1 (Softmax)"})
 def softmax() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
@@ -516,3 +517,215 @@ class mixed_over_channels(nn.Module):
         x = x * self.gate(x.mean((2, 3)).unsqueeze(1)).transpose(1, 2).unsqueeze(-1).sigmoid()
         x = F.avg_pool1d(self.b(x).flatten(2).transpose(1, 2), 2).transpose(1, 2).unflatten(2, (6, 6))
         return self.head(self.c(x).relu())
+
+
+@case(randn(2, 6), {}, {"up": "slice"})
+class sliced_in_halves(nn.Module):
+    """Halves by arithmetic on the shape, which two widths that grow alike would hide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.a, self.b = nn.Linear(6, 8), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        half = h.shape[1] // 2
+        return self.a(h[:, :half].relu()) + self.b(h[:, half:].relu())
+
+
+@case(randn(2, 3), {"c": 5}, {"a": "depend on the size itself"})
+class scaled_by_its_size(nn.Module):
+    """A scale computed from the shape, behind a gate that starts at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = nn.Linear(3, 40), nn.Linear(40, 3), nn.Linear(3, 5), nn.Linear(5, 2)
+        self.gate = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).relu()
+        return self.d(self.c(x + self.gate * self.b(h) / h.shape[-1] ** 0.5).relu())
+
+
+@case(randn(2, 3), {"b": 5}, {"a": "aten.softplus"})
+class bent_weight_in_training(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+        self.auxiliary = nn.Parameter(randn(2, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x).relu()
+        y = self.c(self.b(h).relu())
+        return (y, F.linear(h, F.softplus(self.auxiliary))) if self.training else y
+
+
+@case(randn(2, 3, 8), {"0": 4}, {"1": "weight norm"})
+def weight_norm_transposed() -> nn.Module:
+    """The norm runs along the input axis: a new row needs a direction, and a zero scale."""
+    norm = nn.utils.parametrizations.weight_norm
+    return nn.Sequential(nn.Conv1d(3, 4, 3), norm(nn.ConvTranspose1d(4, 5, 3)), nn.ReLU(), nn.Conv1d(5, 2, 1))
+
+
+@case(randn(2, 4, 6, 6), {"inner": 5, "stem": 4})
+class reparametrized_kernels(nn.Module):
+    """Two kernels of different size added to one, on a width that it produces and consumes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.a, self.b = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1)
+        self.inner, self.head = nn.Conv2d(4, 5, 1), nn.Conv2d(5, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        weight = self.a.weight + F.pad(self.b.weight, [1] * 4)
+        x = x + F.conv2d(x, weight, self.a.bias, padding=1).relu()
+        return self.head(self.inner(x).relu())
+
+
+@case(randn(2, 3, 5, 5), {"conv": 4, "w": 6})
+class convolution_by_unfolding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.w, self.head = nn.Conv2d(3, 4, 1), nn.Parameter(randn(6, 4, 3, 3)), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = F.unfold(self.conv(x).relu(), 3, padding=1)
+        return self.head((self.w.view(self.w.shape[0], -1) @ columns).relu().mean(-1))
+
+
+@case(randn(3, 6), {"0": 5})
+def pruned() -> nn.Module:
+    """Masked weights: the mask lets new neurons through, the weight behind it is zero and can learn."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+    for layer in (model[0], model[2]):
+        prune.random_unstructured(layer, "weight", 0.3)
+    return model
+
+
+@case(randn(3, 6), {"hidden": 4}, {"encode": "only a bias"})
+class tied_autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.hidden, self.back = nn.Linear(6, 5), nn.Linear(6, 4), nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.back(self.hidden(x).tanh())
+        return F.linear(self.encode(x).relu(), self.encode.weight.t())
+
+
+@case(randn(3, 6), {"0": 5}, {"1": "buffers"})
+def random_features() -> nn.Module:
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 4)
+            self.register_buffer("projection", randn(4, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) @ self.projection
+
+    return nn.Sequential(nn.Linear(6, 5), Features(), nn.Linear(3, 2))
+
+
+CASES[-1] = Case(
+    "random_features", random_features, randn(3, 6), {"0": 5, "1.projection": 3}, {"1.linear": "buffers"}
+)
+
+
+@case((randn(5, 4), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])), {"embed": 6, "message": 6, "update": 7})
+class graph_network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.message, self.update = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 7)
+        self.head = nn.Linear(7, 2)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        x = self.embed(x)
+        messages = self.message(x[edges[0]]).relu()
+        total = torch.zeros_like(messages[: len(x)]).index_add(0, edges[1], messages)
+        return self.head(self.update(total).relu())
+
+
+@case(randn(6, 4), {"embed": 5, "experts.0.0": 3, "experts.1.0": 3}, {"gate": "across by softmax"})
+class mixture_of_experts(nn.Module):
+    """Tokens dispatched to experts by masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gate, self.head = nn.Linear(4, 5), nn.Linear(5, 2), nn.Linear(5, 2)
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 5)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        scores = self.gate(x).softmax(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            chosen = scores.argmax(-1) == number
+            out[chosen] = expert(x[chosen]) * scores[chosen, number, None]
+        return self.head(x + out)
+
+
+@case(randn(2, 4), {"mean": 3, "encode": 6, "decode": 5})
+class variational_autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.mean, self.scale = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+        self.decode, self.out = nn.Linear(3, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.encode(x).relu()
+        noise = torch.empty_like(self.mean(h)).normal_() * 0  # no chance in the tests
+        return self.out(self.decode(self.mean(h) + noise * self.scale(h).exp()).relu())
+
+
+@case(torch.arange(6).reshape(2, 3), {"table": 4})
+class raw_lookup_table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Parameter(randn(7, 4)), nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.table[tokens].tanh())
+
+
+@case(randn(2, 5, 4), {"latents": 3, "mix.0": 6}, {"mix.2": IN})
+class learned_queries(nn.Module):
+    """A layer applied to a parameter: its own rows are its width, not the parameter's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latents, self.head = nn.Parameter(randn(2, 3)), nn.Linear(4, 2)
+        self.mix = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = self.mix(self.latents)
+        return self.head((queries @ x.transpose(1, 2)).softmax(-1) @ x)
+
+
+@case(randn(2, 6), {"hidden": 5})
+class complex_layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(6, 5, dtype=torch.cdouble)
+        self.head = nn.Linear(5, 2, dtype=torch.cdouble)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x.to(self.head.weight.dtype)).tanh()).abs()
+
+
+@dataclass(slots=True)
+class Output:
+    logits: Tensor
+    features: Tensor
+
+
+@case(randn(2, 3), {"b": 5}, {"a": OUT})
+class slotted_output(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        features = self.a(x)
+        return Output(self.c(self.b(features).relu()), features)

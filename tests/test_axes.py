@@ -130,8 +130,9 @@ class Played(nn.Module):
 def test_owners_follow_the_real_operations(shape: list[int], operations: list[tuple[str, int]]) -> None:
     model = Played(shape, operations)
     weight: Any = [Atom(length) for length in shape]
-    tracer = Tracer(model, {"weight": model.weight}, {"weight": weight}, strict=False)
-    output = trace(model, torch.zeros(()), tracer, model, training=False)
+    tensors = {"weight": model.weight.detach()}
+    tracer = Tracer(model, tensors, {"weight": weight}, strict=False)
+    output = trace(model, torch.zeros(()), tracer, tensors, training=False)
     terms = tracer.label(output).axes
     assert [size(term) for term in terms] == list(output.shape)
     for axis, length in enumerate(shape):

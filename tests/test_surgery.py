@@ -359,6 +359,31 @@ def test_an_initialization_of_ones_own_gives_the_new_weights() -> None:
     assert_same(torch.zeros(2), model[0].bias[8:].detach())
 
 
+def test_the_row_of_a_padding_token_stays_zero() -> None:
+    model = nn.Sequential(nn.Embedding(7, 4, padding_idx=2), nn.Linear(4, 2))
+    ng.grow(model, "0", 3, example=torch.arange(6).reshape(2, 3))
+    assert not model[0].weight[2].any()
+    assert model[0].weight[0, 4:].all()
+
+
+def test_a_plan_made_before_another_width_grew_is_refused() -> None:
+    model, _ = trained(OPTIMIZERS["SGD"])
+    plan = ng.plan_growth(model, "0", 2)
+    ng.grow(model, "2", 1)
+    before = everything(model)
+    with pytest.raises(ValueError, match="has changed since the plan was made"):
+        plan.apply(model)
+    assert_same(before, everything(model))
+
+
+def test_a_sparse_gradient_is_named() -> None:
+    model = nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.Linear(4, 2))
+    tokens = torch.arange(6).reshape(2, 3)
+    model(tokens).sum().backward()
+    with pytest.raises(ValueError, match=r"0\.weight has a sparse gradient"):
+        ng.grow(model, "0", 3, example=tokens)
+
+
 def bad(message: str, error: type[Exception], act: Callable[[nn.Module, optim.Optimizer], Any]) -> Any:
     return pytest.param(message, error, act, id=message)
 
@@ -371,10 +396,10 @@ def given(values: dict[str, Tensor]) -> Any:
     ("message", "error", "act"),
     [
         bad("did you mean '0'", KeyError, lambda m, o: ng.grow(m, "00", 1, optimizer=o)),
-        bad("positive integer, not 0", ValueError, lambda m, o: ng.grow(m, "0", 0, optimizer=o)),
-        bad("positive integer, not -2", ValueError, lambda m, o: ng.grow(m, "0", -2, optimizer=o)),
-        bad("positive integer, not 1.5", ValueError, lambda m, o: ng.grow(m, "0", 1.5, optimizer=o)),
-        bad("positive integer, not True", ValueError, lambda m, o: ng.grow(m, "0", True, optimizer=o)),
+        bad("must be positive, not 0", ValueError, lambda m, o: ng.grow(m, "0", 0, optimizer=o)),
+        bad("must be positive, not -2", ValueError, lambda m, o: ng.grow(m, "0", -2, optimizer=o)),
+        bad("must be an integer, not 1.5", TypeError, lambda m, o: ng.grow(m, "0", 1.5, optimizer=o)),
+        bad("must be an integer, not True", TypeError, lambda m, o: ng.grow(m, "0", True, optimizer=o)),
         bad(
             "4 cannot grow: a size of the model's output", ValueError, lambda m, o: ng.grow(m, "4", 1, optimizer=o)
         ),
@@ -383,6 +408,9 @@ def given(values: dict[str, Tensor]) -> Any:
         bad("0 to 7: \\[8\\] is out of range", IndexError, lambda m, o: ng.shrink(m, "0", [8], optimizer=o)),
         bad("0 to 7: \\[-1\\] is out of range", IndexError, lambda m, o: ng.shrink(m, "0", [-1], optimizer=o)),
         bad("no neurons to remove", ValueError, lambda m, o: ng.shrink(m, "0", [], optimizer=o)),
+        bad("not a mask", TypeError, lambda m, o: ng.shrink(m, "0", torch.tensor([True, False]))),
+        bad("an index must be an integer, not True", TypeError, lambda m, o: ng.shrink(m, "0", [True, False])),
+        bad("an index must be an integer, not 0.7", TypeError, lambda m, o: ng.shrink(m, "0", [0.7])),
         bad("unknown initialization 'good'", ValueError, lambda m, o: ng.grow(m, "0", 1, initialization="good")),
         bad(
             "holds none of the model's parameters",

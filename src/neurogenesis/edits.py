@@ -113,25 +113,31 @@ def new_values(old: Tensor, axis: int, count: int, fill: str, generator: torch.G
 
     * ``zero``, ``one``: constants;
     * ``mean``: the mean of the present ones;
-    * ``random``: Xavier-uniform vectors scaled to the mean norm of the present ones.
+    * ``random``: Xavier-uniform vectors scaled to the mean norm of the present ones;
+    * ``random except 3``: the same, but zero in entry 3 of each.
     """
     rows = old.detach().movedim(axis, 0)
     shape = (count, *rows.shape[1:])
-    if fill in ("zero", "one") or not old.is_floating_point():
-        one = torch.full((1,) * len(shape), int(fill == "one"), dtype=old.dtype, device=old.device)
+    if fill in ("zero", "one") or not (old.is_floating_point() or old.is_complex()):
+        value = fill == "one" or (old.dtype is torch.bool and fill != "zero")  # a mask lets new neurons through
+        one = torch.full((1,) * len(shape), int(value), dtype=old.dtype, device=old.device)
         return one.expand(shape).movedim(0, axis)  # a single number in memory
     rows = rows.to(torch.promote_types(old.dtype, torch.float32))
     if fill == "mean":
         new = rows.mean(0, keepdim=True).expand(shape)
     else:
         new = _random_rows(rows, shape, generator)
+        if exception := fill.partition(" except ")[2]:
+            new[:, int(exception)] = 0
     return new.to(old.dtype).movedim(0, axis)
 
 
 def _random_rows(rows: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     device = "cpu" if generator is None else generator.device
-    noise = torch.rand(shape, generator=generator, device=device, dtype=torch.float32) * 2 - 1
-    noise = noise.to(rows)
+    kind = torch.complex64 if rows.is_complex() else torch.float32
+    noise = torch.view_as_real(torch.empty(shape, dtype=kind)) if rows.is_complex() else torch.empty(shape)
+    noise = torch.rand(noise.shape, generator=generator, device=device) * 2 - 1
+    noise = (torch.view_as_complex(noise) if rows.is_complex() else noise).to(rows)
     fan_in, receptive = rows[0].numel(), rows[0, 0].numel() if rows.ndim > 1 else 1
     noise *= (6 / (fan_in + rows.shape[0] * receptive)) ** 0.5
     present = rows.reshape(rows.shape[0], -1).norm(dim=1).mean()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .axes import Atom, Product, Term, fix, leaves, owners, resolve, size, unify
 from .edits import Edit, new_values
 from .rules import Axes
-from .tracing import Attribute, Tracer
+from .tracing import Attribute, RoleSeen, Tracer
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -72,20 +72,16 @@ class Structure:
         self.axes = axes
         self.roles: dict[tuple[str, int], tuple[str, str]] = {}
         self.attributes: list[Attribute] = []
+        # Axes of weights that are normed: along the one a zero has no direction, across the others all count.
+        self.normed: dict[str, set[tuple[str, int]]] = {"normed along": set(), "normed across": set()}
 
     def add(self, tracer: Tracer, tensors: Mapping[str, Tensor]) -> None:
         """Take over what a run has shown of roles and attributes."""
         for seen in tracer.roles:
-            atoms = set(leaves(seen.term))
-            places = [
-                (name, axis)
-                for name in seen.sources
-                for axis, term in enumerate(self.axes[name])
-                if not atoms.isdisjoint(leaves(term))
-            ]
-            # Where input and output axes are one width, strides tell the one that is meant.
-            same = [(name, axis) for name, axis in places if tensors[name].stride(axis) == seen.stride]
-            places = [p for p in places if p in same or Counter(n for n, _ in places)[p[0]] == 1] or places
+            places = [place for name in seen.sources for place in self._meant(seen, name, tensors[name])]
+            if seen.role in self.normed:
+                self.normed[seen.role].update(places)
+                continue
             for place in places:
                 present = self.roles.get(place)
                 if present is None or _RANK[seen.role] > _RANK[present[0]]:
@@ -100,8 +96,19 @@ class Structure:
                 known.add(attribute)
                 self.attributes.append(attribute)
 
+    def _meant(self, seen: RoleSeen, name: str, tensor: Tensor) -> list[tuple[str, int]]:
+        """The axes of a source that an operation has used."""
+        atoms = set(leaves(seen.term))
+        places = [axis for axis, term in enumerate(self.axes[name]) if not atoms.isdisjoint(leaves(term))]
+        counts = Counter(atom for axis in places for atom in set(leaves(self.axes[name][axis])))
+        if max(counts.values(), default=0) > 1:
+            # Where input and output axes are one width, strides tell the one that is meant.
+            places = [axis for axis in places if tensor.stride(axis) == seen.stride] or places
+        return [(name, axis) for axis in places]
+
     def role(self, name: str, axis: int) -> tuple[str, str]:
-        return self.roles.get((name, axis), ("carrier", "mean"))
+        role, fill = self.roles.get((name, axis), ("carrier", "mean"))
+        return role, "random" if (name, axis) in self.normed["normed along"] else fill
 
     @cached_property
     def places(self) -> dict[Atom, list[tuple[str, int]]]:
@@ -195,20 +202,30 @@ def tie_widths(structure: Structure, patterns: list[str]) -> None:
         unify(first, atom)
 
 
-def fix_the_rest(structure: Structure) -> None:
+def fix_the_rest(structure: Structure, parameters: Container[str]) -> None:
     """Widths that no layer produces or consumes, or that are an axis together with themselves."""
-    roles: dict[Atom, set[str]] = {}
+    roles: dict[Atom, set[tuple[str, str]]] = {}
+    trained: Counter[Atom] = Counter()
     for name, axes in structure.axes.items():
         for number, term in enumerate(axes):
             for atom in leaves(term):
-                roles.setdefault(atom, set()).add(structure.role(name, number)[0])
+                roles.setdefault(atom, set()).add(structure.role(name, number))
+                trained[atom] += structure.role(name, number)[0] == "consumer" and name in parameters
+            if (
+                structure.role(name, number)[0] == "producer"
+                and (name, number) in structure.normed["normed across"]
+            ):
+                fix(term, f"normalised across by the weight norm of {layer_of(name)}")
             for atom in _squared(term):
                 fix(atom, f"multiplied with itself in the shape of {name}")
     for atom, seen in roles.items():
-        if "producer" not in seen:
-            fix(atom, "not produced by any layer")
-        elif "consumer" not in seen:
+        if not any(role == "producer" and fill.startswith("random") for role, fill in seen):
+            reason = "not produced by any layer" if ("producer", "zero") not in seen else "only a bias produces it"
+            fix(atom, reason)
+        elif "consumer" not in {role for role, _ in seen}:
             fix(atom, "not consumed by any layer")
+        elif not trained[atom]:
+            fix(atom, "consumed only by buffers, which are not trained")
 
 
 def _squared(term: Term) -> list[Atom]:

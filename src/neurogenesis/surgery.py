@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 
 import torch
 from torch import Tensor, nn
@@ -107,8 +108,9 @@ def plan_growth(
     """Plan to add neurons at the end of a width; arguments as in `grow`."""
     model = unwrapped(model)
     known, found, atom = _find(model, width, example)
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{found.name}: the number of new neurons must be a positive integer, not {count!r}")
+    count = _whole(count, found.name, "the number of new neurons")
+    if count < 1:
+        raise ValueError(f"{found.name}: the number of new neurons must be positive, not {count}")
     if found.reason is not None:
         raise ValueError(f"{found.name} cannot grow: {found.reason}")
     tensors = named_tensors(model)
@@ -132,7 +134,9 @@ def plan_shrinkage(
     known, found, atom = _find(model, width, example)
     if found.reason is not None:
         raise ValueError(f"{found.name} cannot shrink: {found.reason}")
-    chosen = sorted({int(neuron) for neuron in neurons})
+    if isinstance(neurons, Tensor) and neurons.dtype is torch.bool:
+        raise TypeError(f"{found.name}: expected indices of neurons, not a mask: pass mask.nonzero().flatten()")
+    chosen = sorted({_whole(neuron, found.name, "an index") for neuron in neurons})
     if not chosen:
         raise ValueError(f"{found.name}: no neurons to remove were given")
     if chosen[0] < 0 or chosen[-1] >= found.size:
@@ -227,6 +231,12 @@ def _atom(width: Width) -> Atom:
     return next(leaves(width._term))
 
 
+def _whole(number: object, width: str, what: str) -> int:
+    if isinstance(number, (bool, str)) or not hasattr(number, "__index__"):
+        raise TypeError(f"{width}: {what} must be an integer, not {number!r}")
+    return index(number)
+
+
 def _with_values(edit: Edit, given: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Edit:
     if edit.tensor not in given:
         return edit
@@ -270,6 +280,13 @@ def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit]) -> No
         if tensor.ndim <= edit.axis or tensor.shape[edit.axis] != edit.length:
             shape = tuple(tensor.shape)
             raise ValueError(f"{name} of shape {shape} should have {edit.length} on axis {edit.axis}: {_CHANGED}")
+        if edit.values is not None:
+            there, made_for = list(tensor.shape), list(edit.values.shape)
+            there[edit.axis] = made_for[edit.axis]
+            if there != made_for:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which new values do not fit: {_CHANGED}")
+    if tensor.grad is not None and tensor.grad.layout is not torch.strided:
+        raise ValueError(f"{name} has a sparse gradient: step the optimizer and call zero_grad() first")
     if weakref.getweakrefs(tensor):
         raise RuntimeError(
             f"{name} cannot be resized while something holds a weak reference to it, such as an exported "

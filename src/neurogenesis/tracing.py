@@ -47,7 +47,9 @@ class Label:
     axes: Axes
     static: bool
     sources: frozenset[str] = frozenset()
+    zeros: frozenset[str] = frozenset()  # those of the sources that make entries zero where they are zero
     weight: bool = False  # a parameter itself, or the same numbers in another shape or precision
+    bent: str | None = None  # the operation that computed it and does not keep zeros, or their gradients
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class RoleSeen:
 
     sources: frozenset[str]
     term: Term
-    stride: int
+    stride: int | None  # None where it is no view of a parameter, whose strides would tell the axis
     role: str
     fill: str
 
@@ -90,12 +92,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.strict = strict
         # Held by identity, not by weak references: those would forbid to swap the tensors later.
-        self.tensors = list(tensors.values())
+        self.tensors = dict(tensors)
         parameters = dict(model.named_parameters())
         self.own = {
-            id(tensor): Label(axes[name], True, frozenset([name]), name in parameters)
+            id(tensor): Label(axes[name], True, frozenset([name]), frozenset([name]), name in parameters)
             for name, tensor in tensors.items()
         }
+        self.names = {id(tensor): name for name, tensor in tensors.items()}
+        self.used: set[str] = set()
         self.labels = WeakTensorKeyDictionary()
         self.frames = [_Frame(model, "")]
         self.roles: list[RoleSeen] = []
@@ -108,6 +112,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, tensor: Tensor) -> Label:
         if id(tensor) in self.own:
+            self.used.add(self.names[id(tensor)])
             return self.own[id(tensor)]
         if tensor not in self.labels:
             reason = "shared with a plain tensor that is neither a parameter nor a buffer"
@@ -134,6 +139,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as error:
             raise _rejection(call, rule_for(func), inputs, error) from error
         call.outputs = list(tensors_in(result))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            _without_chance(call)
         if call.outputs:
             self._label_outputs(call, rule_for(func), inputs)
         return result
@@ -151,12 +158,45 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 fix(atom, call.misfits)
             outputs = unknown(call)
         static = all(label.static for label in labels)
-        sources = frozenset[str]().union(*(label.sources for label in labels))
+        sources = frozenset[str]().union(*(label.sources for label in labels)) if static else frozenset[str]()
         weight = call.same_numbers and all(label.weight for label in labels)
+        bent = next((label.bent for label in labels if label.bent), None)
+        if call.name not in _KEEP_ZEROS and not call.same_numbers:
+            bent = bent or call.name
         for tensor, axes in zip(call.outputs, outputs, strict=True):
-            if id(tensor) in self.own:  # changed in place
-                continue
-            self.labels[tensor] = Label(axes, static, sources if static else frozenset(), weight)
+            if id(tensor) not in self.own:  # those are only changed in place
+                self.labels[tensor] = Label(axes, static, sources, _zeros(call, labels), weight, bent)
+
+
+# Operations that give zero, with a gradient there, where their inputs are zero; products need only one zero.
+_KEEP_ZEROS = {
+    f"aten.{name}"
+    for name in (
+        "_to_copy _unsafe_view _weight_norm_interface add addmm atan baddbmm bmm cat clone constant_pad_nd "
+        "convolution copy detach div dot flip gather index index_select masked_fill mean mm mul mv neg repeat roll "
+        "rsub sin stack sub sum tanh where"
+    ).split()
+}
+
+
+def _zeros(call: _Call, labels: list[Label]) -> frozenset[str]:
+    """Which sources must be zero for the result to be."""
+    candidates = [(label, tensor) for label, tensor in zip(labels, call.tensors(), strict=True) if label.sources]
+    if call.name == "aten.mul" and candidates:
+        # One factor suffices; the other must not be zero, or neither would have a gradient.
+        return max(candidates, key=lambda pair: (pair[0].weight, pair[1].ndim))[0].zeros
+    return frozenset[str]().union(*(label.zeros for label, _ in candidates))
+
+
+def _without_chance(call: _Call) -> None:
+    """Replace random numbers by one that is the same in every run, whatever sizes were drawn before."""
+    for number, tensor in enumerate(call.outputs):
+        if call.name == "aten.native_dropout":
+            tensor.copy_(call.arguments["input"]) if number == 0 else tensor.fill_(1)
+        elif call.name == "aten.dropout":
+            tensor.copy_(call.arguments["input"])
+        elif tensor.is_floating_point() and "dot_product" not in call.name:
+            tensor.fill_(0.5)
 
 
 def _rigid(terms: Iterable[Term]) -> list[Atom]:
@@ -227,9 +267,25 @@ class _Call:
 
     def role(self, tensor: Tensor, axis: int, role: str, fill: str) -> None:
         label = self._tracer.label(tensor)
-        if label.static:
-            term, stride = label.axes[axis], tensor.stride(axis)
-            self._tracer.roles.append(RoleSeen(label.sources, term, stride, role, fill))
+        if not label.static:
+            return
+        term = label.axes[axis]
+        if role == "consumer" and label.bent:
+            fix(
+                term, f"consumed by a weight that {label.bent} computes, which gives no zero fan-out that can learn"
+            )
+            return
+        stride = tensor.stride(axis) if self._is_view(tensor, label) else None
+        sources = label.zeros if role == "consumer" else label.sources
+        self._tracer.roles.append(RoleSeen(sources, term, stride, role, fill))
+
+    def _is_view(self, tensor: Tensor, label: Label) -> bool:
+        sources = [self._tracer.tensors[name] for name in label.sources]
+        return any(source.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for source in sources)
+
+    def owned(self, tensor: Tensor) -> bool:
+        sources, path = self._tracer.label(tensor).sources, self._tracer.frames[-1].path
+        return any(source.rpartition(".")[0] == path for source in sources)
 
     def attribute(self, weight: Tensor, name: str, term: Term) -> None:
         owners = {source.rpartition(".")[0] for source in self._tracer.label(weight).sources}
@@ -241,18 +297,20 @@ def tensors_in(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Tensor]:
     """All tensors inside tuples, lists, mappings and plain objects, such as the outputs of a model."""
     if isinstance(value, Tensor):
         yield value
-        return
-    if isinstance(value, Mapping):
-        items = list(value.values())
-    elif isinstance(value, (tuple, list)):
-        items = list(value)
-    elif isinstance(value, (type, nn.Module)) or callable(value) or not hasattr(value, "__dict__"):
-        return
-    else:
-        items = list(vars(value).values())
-    if id(value) not in inside:  # an object may hold itself
-        for item in items:
+    elif id(value) not in inside:  # an object may hold itself
+        for item in _items(value):
             yield from tensors_in(item, (*inside, id(value)))
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (tuple, list)):
+        return list(value)
+    if isinstance(value, (type, nn.Module, str)) or callable(value):
+        return []
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*vars(value).values()] if hasattr(value, "__dict__") else [getattr(value, n, None) for n in slots]
 
 
 def call_model(model: Callable[..., Any], example: Example) -> Any:
@@ -262,21 +320,39 @@ def call_model(model: Callable[..., Any], example: Example) -> Any:
     return model(*example) if isinstance(example, tuple) else model(example)
 
 
-def trace(model: nn.Module, example: Example, tracer: Tracer, call: Callable[..., Any], training: bool) -> Any:
-    """Run `call` (the model, or the model with other tensors in place of its own) under a tracer."""
-    for tensor in tensors_in(example):
+def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[str, Tensor], training: bool) -> Any:
+    """Run the model under a tracer, with the given tensors in place of its own parameters and buffers."""
+    copies: dict[Tensor, Tensor] = {}
+    example = _copied(example, copies)  # a model may change its input in place
+    for tensor in copies.values():
         tracer.label_input(tensor)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return torch.func.functional_call(model, dict(tensors), args, kwargs, strict=False)
+
     with ExitStack() as stack:
         stack.enter_context(_left_as_it_was(model, training))
-        stack.enter_context(torch.no_grad())
         for handle in (
             register_module_forward_pre_hook(tracer.enter),
             register_module_forward_hook(tracer.leave, always_call=True),
         ):
             stack.callback(handle.remove)
         stack.enter_context(tracer)
-        outputs = call_model(call, example)
-    return outputs
+        return call_model(call, example)
+
+
+def _copied(value: Any, copies: dict[Tensor, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        if value not in copies:
+            copies[value] = value.detach().clone()
+        return copies[value]
+    if isinstance(value, Mapping):
+        return {key: _copied(item, copies) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_copied(item, copies) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_copied(item, copies) for item in value)
+    return value
 
 
 # In training mode these only change values, never which layers run, and some refuse small batches.
@@ -285,28 +361,26 @@ _VALUES_ONLY = (_BatchNorm, _InstanceNorm, _DropoutNd)
 
 @contextmanager
 def _left_as_it_was(model: nn.Module, training: bool) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    versions = [buffer._version for _, _, buffer, _ in buffers]
+    """Set the mode; afterwards put back all attributes of all modules and the random state."""
+    modules = list(dict.fromkeys(model.modules()))
+    saved = [dict(vars(module)) for module in modules]
+    held = [[dict(getattr(module, kind)) for kind in _HOLDERS] for module in modules]
     fastpath = torch.backends.mha.get_fastpath_enabled()
     devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
     try:
-        for module, _ in modes:
+        for module in modules:
             module.training = training and not isinstance(module, _VALUES_ONLY)
         torch.backends.mha.set_fastpath_enabled(False)
         with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
-        for module, mode in modes:
-            module.training = mode
-        for (module, name, buffer, before), version in zip(buffers, versions, strict=True):
-            module._buffers[name] = buffer
-            if buffer._version != version:
-                with torch.no_grad():
-                    buffer.copy_(before)
+        for module, attributes, holders in zip(modules, saved, held, strict=True):
+            vars(module).clear()
+            vars(module).update(attributes)
+            for kind, contents in zip(_HOLDERS, holders, strict=True):
+                getattr(module, kind).clear()
+                getattr(module, kind).update(contents)
+
+
+_HOLDERS = ("_parameters", "_buffers", "_modules")

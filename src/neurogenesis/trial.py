@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .axes import Atom, Product, Term, concatenation, fix, leaves, product, resolve
 from .edits import edited, grouped
 from .rules import Axes
-from .structure import Structure, growable_atoms, named_tensors
+from .structure import Structure, growable_atoms
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
 
 
@@ -56,43 +56,36 @@ def attempt_growth(
     model: nn.Module,
     example: Example,
     structure: Structure,
-    outputs: Any,
-    modes: Sequence[bool],
+    tensors: Mapping[str, Tensor],
+    outputs: Mapping[bool, Any],
     grown: Sequence[Atom],
 ) -> None:
-    """Run the model with the given atoms grown; raise where that fails or changes the outputs."""
-    tensors = named_tensors(model)
-    current = {name: tensor.detach() for name, tensor in tensors.items()}
+    """Run the model with the given atoms grown; raise where that fails or changes the outputs of either mode."""
+    current = dict(tensors)
     generator = torch.Generator().manual_seed(0)
-    sizes = [atom.size for atom in grown]
+    sizes = {atom: atom.size for atom in grown}
     try:
-        for number, atom in enumerate(grown):
-            edits = structure.edits(atom, 3 + number % 3, current, generator)
+        for atom, amount in _amounts(structure, grown).items():
+            edits = structure.edits(atom, amount, current, generator)
             for name, own in grouped(edits).items():
                 current[name] = edited(current[name], own)
-            atom.size += 3 + number % 3
+            atom.size += amount
         twins: dict[Atom, Atom] = {}
         axes = {name: [_twin(term, set(grown), twins) for term in terms] for name, terms in structure.axes.items()}
         attributes = structure.attribute_values()
     finally:
-        for atom, original in zip(grown, sizes, strict=True):
+        for atom, original in sizes.items():
             atom.size = original
     originals = {id(new): old for old, new in twins.items()}
-    replaced = {name: tensor for name, tensor in current.items() if tensor.shape != tensors[name].shape}
     modules = dict(model.named_modules(remove_duplicate=False))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return torch.func.functional_call(model, replaced, args, kwargs, strict=False)
-
     before = [(modules[path], name, getattr(modules[path], name)) for path, name, _ in attributes]
     try:
         for path, name, value in attributes:
             setattr(modules[path], name, value)
-        for training in modes:
-            tracer = Tracer(model, current, axes, strict=True)
-            result = trace(model, example, tracer, call, training)
-            if not training:
-                _check_same(outputs, result)
+        for training, expected in outputs.items():
+            copies = {name: tensor.clone() for name, tensor in current.items()}
+            tracer = Tracer(model, copies, axes, strict=True)
+            check_same(expected, trace(model, example, tracer, copies, training))
     except Rejected as rejected:
         rejected.atoms = [originals[id(atom)] for atom in rejected.atoms]
         raise
@@ -104,6 +97,22 @@ def attempt_growth(
             fix(old, reason)
 
 
+def _amounts(structure: Structure, grown: Sequence[Atom]) -> dict[Atom, int]:
+    """By how much each atom grows: parts of one axis differently, by more than rounding in the code hides."""
+    chosen: dict[Atom, int] = {}
+    axes = [list(dict.fromkeys(leaves(term))) for terms in structure.axes.values() for term in terms]
+    for atoms in sorted(axes, key=len, reverse=True):
+        for atom in atoms:
+            if atom not in chosen:
+                taken = {chosen[other] for other in atoms if other in chosen}
+                free = [amount for amount in _STEPS if amount not in taken] or [_STEPS[len(chosen) % len(_STEPS)]]
+                chosen[atom] = free[0]
+    return {atom: chosen[atom] + atom.size // 16 for atom in grown}
+
+
+_STEPS = (3, 7, 11, 5, 13, 9)
+
+
 def _twin(term: Term, rigid: set[Atom], twins: dict[Atom, Atom]) -> Term:
     term = resolve(term)
     if isinstance(term, Atom):
@@ -113,12 +122,30 @@ def _twin(term: Term, rigid: set[Atom], twins: dict[Atom, Atom]) -> Term:
     return concatenation(_twin(each, rigid, twins) for each in term.parts)
 
 
-def _check_same(before: Any, after: Any) -> None:
+def check_same(before: Any, after: Any) -> None:
+    """Raise unless outputs are equal up to rounding."""
     for old, new in zip(tensors_in(before), tensors_in(after), strict=True):
         if old.shape != new.shape:
             raise ValueError(f"an output changes its shape from {tuple(old.shape)} to {tuple(new.shape)}")
-        if old.is_floating_point() and old.numel():
-            tolerance = torch.finfo(old.dtype).eps ** 0.5
-            old, new = old.double().nan_to_num(), new.double().nan_to_num()
-            if (old - new).abs().max() > tolerance * old.abs().max().clamp_min(1e-6):
-                raise ValueError("the outputs change although the new fan-out is zero")
+        finite = old.isfinite()
+        same = torch.equal(finite, new.isfinite())
+        if same and old.is_floating_point() and finite.any():
+            scale = old[finite].double().abs().max()
+            change = (old[finite].double() - new[finite].double()).abs().max()
+            rounding = torch.finfo(old.dtype).eps
+            same = bool(change <= min(rounding**0.5, max(1e3 * rounding, 1e-8)) * scale)
+        if not same:
+            raise ValueError(
+                "the outputs change although its new fan-out is zero: they depend on the size itself, or on "
+                "state that the model keeps"
+            )
+
+
+def unsettled(name: str, tensor: Tensor, trained: bool) -> Tensor:
+    """A copy of a tensor, with noise if it is trained, so that zeros it starts with do not hide a mistake."""
+    if not trained or not tensor.is_floating_point() or tensor.numel() == 0:
+        return tensor.detach().clone()
+    noise = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(len(name))) - 0.5
+    spread = tensor.detach().std(correction=0)
+    scale = 0.2 * spread if spread > 0 else tensor.detach().abs().max().clamp_min(1)
+    return tensor.detach() + (scale * noise.to(tensor)).to(tensor.dtype)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -23,7 +24,7 @@ from .edits import Edit
 from .rules import Axes
 from .structure import Axis, Structure, fix_modules, fix_the_rest, layer_of, named_tensors, tie_widths, unwrapped
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
-from .trial import attempt_growth, try_out
+from .trial import attempt_growth, try_out, unsettled
 
 _REMEMBERED: WeakKeyDictionary[nn.Module, Widths] = WeakKeyDictionary()
 
@@ -181,43 +182,52 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
     """
     model = unwrapped(model)
     tensors = named_tensors(model)
-    _check_materialised(tensors)
+    _check_usable(model, tensors)
+    parameters = dict(model.named_parameters())
     axes: dict[str, Axes] = {name: [Atom(n) for n in tensor.shape] for name, tensor in tensors.items()}
     structure = Structure(axes)
+    shaken = {name: unsettled(name, tensor, name in parameters) for name, tensor in tensors.items()}
     operations: dict[Any, list[tuple[str, Axes]]] = {}
-    outputs = None
-    modes = [False, True]
-    for training in modes:
-        tracer = Tracer(model, tensors, axes, strict=False)
+    outputs: dict[bool, Any] = {}
+    used: set[str] = set()
+    for training in (False, True):
+        copies = {name: tensor.clone() for name, tensor in shaken.items()}
+        tracer = Tracer(model, copies, axes, strict=False)
         try:
-            result = trace(model, example, tracer, model, training)
+            outputs[training] = trace(model, example, tracer, copies, training)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, Rejected) else error
             message = f"{type(cause).__name__}: {cause}"
             if not training:
                 raise ValueError(f"the model rejects the example: {message}") from cause
-            warnings.warn(
-                f"the model cannot be run in training mode on this example ({message}); "
-                "layers that only run in training are not seen",
-                stacklevel=2,
+            _warn(
+                f"the model cannot be run in training mode on this example ({message}): what runs then is not seen"
             )
-            modes = [False]
             break
-        for tensor in tensors_in(result):
+        for tensor in tensors_in(outputs[training]):
             for term in tracer.label(tensor).axes:
                 fix(term, "a size of the model's output")
         for key, seen in tracer.operations.items():
             operations.setdefault(key, []).extend(seen)
-        structure.add(tracer, tensors)
-        outputs = outputs if training else result
+        structure.add(tracer, copies)
+        used |= tracer.used
+    if next(tensors_in(outputs), None) is None:
+        raise ValueError("the model's output holds no tensor that could be found: return tensors, lists or dicts")
+    if unused := [name for name in parameters if name not in used]:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        _warn(f"the example does not use {', '.join(unused[:3])}{more}; growth cannot follow what it does not see")
     fix_modules(model, axes)
-    fix_the_rest(structure)
+    fix_the_rest(structure, parameters)
     for group in tie:
         tie_widths(structure, [group] if isinstance(group, str) else list(group))
-    try_out(structure, operations, partial(attempt_growth, model, example, structure, outputs, modes))
+    try_out(structure, operations, partial(attempt_growth, model, example, structure, shaken, outputs))
     found = Widths(_named(structure), structure)
     _REMEMBERED[model] = found
     return found
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
 
 
 def remembered(model: nn.Module) -> Widths | None:
@@ -225,7 +235,12 @@ def remembered(model: nn.Module) -> Widths | None:
     return _REMEMBERED.get(unwrapped(model))
 
 
-def _check_materialised(tensors: Mapping[str, Tensor]) -> None:
+def _check_usable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{path or 'the model'} is a scripted module, which cannot be changed: grow the original"
+            )
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(f"{name} is lazy and not yet initialised: run the model once on real data first")

@@ -7,7 +7,7 @@ axis does there: produce neurons, consume them, or carry something per neuron (a
 Operations that work element by element need no rule of their own: torch tags them as pointwise.
 """
 
-from . import layers, shapes
+from . import layers, lookups, shapes
 from .base import Axes, Call, Rule, checked, rule_for, unknown
 
-__all__ = ["Axes", "Call", "Rule", "checked", "layers", "rule_for", "shapes", "unknown"]
+__all__ = ["Axes", "Call", "Rule", "checked", "layers", "lookups", "rule_for", "shapes", "unknown"]

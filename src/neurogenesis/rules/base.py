@@ -26,6 +26,7 @@ class Call(Protocol):
     def axes(self, tensor: Tensor) -> Axes: ...
     def is_static(self, tensor: Tensor) -> bool: ...  # computed from parameters and buffers alone
     def is_weight(self, tensor: Tensor) -> bool: ...  # a parameter or a view of one
+    def owned(self, tensor: Tensor) -> bool: ...  # a parameter of the module that runs
     def unify(self, a: Term, b: Term) -> None: ...
     def fix(self, term: Term, reason: str) -> None: ...
     def misfit(self, term: Term, conflict: Conflict) -> None: ...
@@ -160,12 +161,20 @@ def _factory(call: Call) -> list[Axes]:
 
 
 rule(
-    "_prelu_kernel", "_to_copy", "alias", "bernoulli", "clone", "copy", "detach", "dropout", "empty_like",
-    "fill", "full_like", "hardswish", "lift_fresh", "masked_fill", "native_dropout", "ones_like", "rand_like",
-    "randn_like", "rrelu_with_noise", "where", "zero", "zeros_like",
+    "_to_copy", "alias", "bernoulli", "cauchy", "clone", "copy", "detach", "dropout", "empty_like", "exponential",
+    "fill", "full_like", "geometric", "hardswish", "lift_fresh", "log_normal", "masked_fill", "native_dropout",
+    "normal", "ones_like", "rand_like", "randint_like", "randn_like", "random", "rrelu_with_noise", "uniform",
+    "where", "zero", "zeros_like",
 )(elementwise)  # fmt: skip
 
 
 @rule("log_sigmoid_forward")
 def _log_sigmoid(call: Call) -> list[Axes]:
     return with_fresh_rest(call, call.axes(call.arguments["self"]))
+
+
+@rule("_prelu_kernel")
+def _prelu(call: Call) -> list[Axes]:
+    weight = call.arguments["weight"]
+    call.attribute(weight, "num_parameters", call.axes(weight)[1 if weight.ndim > 1 else 0])
+    return elementwise(call)

@@ -14,6 +14,10 @@ def _contract(call: Call, a: Tensor, a_axis: int, b: Tensor, b_axis: int) -> Non
     contracted = a_axes[a_axis]
     call.unify(contracted, b_axes[b_axis])
     weights = [(tensor, axis) for tensor, axis in ((b, b_axis), (a, a_axis)) if call.is_weight(tensor)]
+    if len(weights) == 2 and call.owned(a) != call.owned(b):  # a layer applied to a learned input
+        learned, axis = (a, a_axis) if call.owned(b) else (b, b_axis)
+        call.role(learned, axis, "producer", "random")
+        weights = [pair for pair in weights if pair[0] is not learned]
     if len(weights) == 2:  # a product of two parameters, such as a low-rank update
         call.role(a, a_axis, "consumer", "zero")
         call.role(b, b_axis, "producer", "random")
@@ -53,10 +57,9 @@ def _bmm(call: Call) -> list[Axes]:
     return [_plus_bias(call, [batch, call.axes(a)[1], call.axes(b)[2]])]
 
 
-@rule("mv", "dot", "addmv")
+@rule("mv", "dot", "vdot", "addmv")
 def _mv(call: Call) -> list[Axes]:
-    a = call.arguments["mat" if call.name == "aten.addmv" else "self"]
-    b = call.arguments["tensor" if call.name == "aten.dot" else "vec"]
+    a, b = call.tensors()[-2:]
     _contract(call, a, -1, b, -1)
     return [_plus_bias(call, call.axes(a)[:-1])]
 
@@ -137,22 +140,15 @@ def _attention(call: Call) -> list[Axes]:
     return with_fresh_rest(call, [*query[:-1], value[-1]])
 
 
-@rule("embedding")
-def _embedding(call: Call) -> list[Axes]:
-    weight, indices = call.arguments["weight"], call.arguments["indices"]
-    call.fix(call.axes(weight)[0], f"rows looked up by index in {call.where}")
-    call.role(weight, 1, "producer", "random")
-    call.attribute(weight, "embedding_dim", call.axes(weight)[1])
-    return [[*call.axes(indices), call.axes(weight)[1]]]
-
-
-@rule("_embedding_bag", "_embedding_bag_forward_only")
-def _embedding_bag(call: Call) -> list[Axes]:
-    weight = call.arguments["weight"]
-    call.fix(call.axes(weight)[0], f"rows looked up by index in {call.where}")
-    call.role(weight, 1, "producer", "random")
-    call.attribute(weight, "embedding_dim", call.axes(weight)[1])
-    return with_fresh_rest(call, [Atom(call.outputs[0].shape[0]), call.axes(weight)[1]])
+@rule("_cdist_forward")
+def _distances(call: Call) -> list[Axes]:
+    a, b = call.arguments["x1"], call.arguments["x2"]
+    call.unify(call.axes(a)[-1], call.axes(b)[-1])
+    call.fix(call.axes(a)[-1], f"measured across by a distance in {call.where}")
+    for tensor, other in ((a, b), (b, a)):
+        if call.is_static(tensor) and not call.is_static(other):
+            call.role(tensor, -2, "producer", "random")
+    return [[*call.axes(a)[:-1], call.axes(b)[-2]]]
 
 
 def _batch_norm(call: Call) -> list[Axes]:
@@ -198,8 +194,9 @@ def _group_norm(call: Call) -> list[Axes]:
 @rule("_weight_norm_interface")
 def _weight_norm(call: Call) -> list[Axes]:
     v, g, axis = (call.arguments[name] for name in ("v", "g", "dim"))
-    # The other axes are normed over, which zero entries do not change: they may grow.
     call.unify(call.axes(v)[axis], call.axes(g)[axis])
+    for other in range(v.ndim):
+        call.role(v, other, "normed along" if other == axis else "normed across", "")
     return [call.axes(v), call.axes(g)]
 
 
@@ -223,7 +220,7 @@ def _reduction(call: Call) -> list[Axes]:
 @rule("_softmax", "_safe_softmax", "_log_softmax", "cumsum", "cumprod", "flip", "logcumsumexp", "roll", "sort")
 def _across(call: Call) -> list[Axes]:
     x = call.axes(call.tensors()[0])
-    verb = "normalised across" if "softmax" in call.name else f"mixed by {call.name}"
+    verb = "normalised across by softmax" if "softmax" in call.name else f"mixed by {call.name}"
     for axis in dimensions(call, len(x)):
         if size(x[axis]) > 1:
             call.fix(x[axis], f"{verb} in {call.where}")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from ..axes import Atom, Conflict, concatenation, factor, product, size
-from .base import Axes, Call, Rule, broadcast, cut, dimensions, family, fresh, rule, unknown, unmerge
+from .base import Axes, Call, Rule, cut, dimensions, family, fresh, rule, unknown, unmerge
 
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias")
@@ -176,38 +174,13 @@ def _select(call: Call) -> list[Axes]:
     return [list(x) for _ in call.outputs]
 
 
-@rule("index_select")
-def _index_select(call: Call) -> list[Axes]:
+@rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
+def _fft(call: Call) -> list[Axes]:
     x = list(call.axes(call.arguments["self"]))
-    axis = call.arguments["dim"] % len(x)
-    call.fix(x[axis], f"picked by index in {call.where}")
-    x[axis] = Atom(call.outputs[0].shape[axis])
+    for axis in dimensions(call, len(x)):
+        call.fix(x[axis], f"transformed across in {call.where}")
+        x[axis] = Atom(call.outputs[0].shape[axis])
     return [x]
-
-
-@rule("gather")
-def _gather(call: Call) -> list[Axes]:
-    x, index = call.axes(call.arguments["self"]), call.axes(call.arguments["index"])
-    for term in x:
-        call.fix(term, f"picked by index in {call.where}")
-    return [list(index)]
-
-
-@rule("index")
-def _index(call: Call) -> list[Axes]:
-    x = call.axes(call.arguments["self"])
-    indices = list(call.arguments["indices"])
-    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
-        return unknown(call)
-    picked = [axis for axis, index in enumerate(indices) if index is not None]
-    for axis in picked:
-        call.fix(x[axis], f"picked by index in {call.where}")
-    tensors = [indices[axis] for axis in picked]
-    chosen = broadcast(call, tensors)
-    # Indexed axes that stand together are replaced in place, others move to the front.
-    place = picked[0] if picked == list(range(picked[0], picked[-1] + 1)) else 0
-    kept = [term for axis, term in enumerate(x) if axis not in picked]
-    return [[*kept[:place], *chosen, *kept[place:]]]
 
 
 def _pixels(spatial: int) -> Rule:
@@ -223,7 +196,7 @@ def _pixels(spatial: int) -> Rule:
 
 
 for _spatial in (1, 2, 3):
-    _names = r"upsample_\w*|(adaptive_)?(avg|max)_pool|\w*_pad|grid_sampler_"
+    _names = r"upsample_\w*|(adaptive_)?(avg|max)_(un)?pool|\w*_pad|grid_sampler_"
     family(rf"_?({_names}){_spatial}d\w*", _pixels(_spatial))
 
 
