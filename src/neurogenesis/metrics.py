@@ -1,0 +1,219 @@
+"""How much a layer's neurons differ: effective dimension, orthogonality, and scores of candidates.
+
+Pure functions of tensors. `H` holds activations, neurons x samples (or weights, neurons x fan-in). They are
+computed from Gram matrices in float64: identities, not approximations, of what singular values would give.
+
+Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Metric = Literal["effective_dimension", "orthogonality"]
+METRICS: tuple[Metric, ...] = ("effective_dimension", "orthogonality")
+
+
+def effective_rank(H: Tensor, eps: float = 0.01) -> int:
+    r"""The number of singular values of :math:`H / \sqrt n` that are greater than eps.
+
+    It is the number of eigenvalues of :math:`HH^T/n` above eps², of whichever Gram matrix is smaller.
+
+    Example:
+        >>> effective_rank(torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]]))
+        1
+    """
+    matrix = _matrix(H)
+    return eigenvalues_above(_smaller_gram(matrix) / matrix.shape[1], eps**2)
+
+
+def effective_dimension(H: Tensor, eps: float = 0.01) -> float:
+    r"""The effective rank per neuron, :math:`\phi_{ED} = \mathrm{rank}_\epsilon(H/\sqrt n) / M`.
+
+    With n < M samples it is at most n / M.
+
+    Example:
+        >>> effective_dimension(torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]]))
+        0.5
+    """
+    return effective_rank(H, eps) / H.shape[0]
+
+
+def orthogonality(H: Tensor) -> float:
+    r"""One minus the orthogonality gap, :math:`1 - \| H^TH/\|H\|_F^2 - I/n \|_F`.
+
+    Computed as :math:`1 - \sqrt{\|HH^T\|_F^2 / \|H\|_F^4 - 1/n}`; 0 where all activations are 0.
+
+    Example:
+        >>> orthogonality(torch.eye(3))
+        1.0
+    """
+    matrix = _matrix(H)
+    total = matrix.square().sum()
+    if total == 0:
+        return 0.0
+    gap = (_smaller_gram(matrix) / total).square().sum() - 1 / matrix.shape[1]
+    return 1 - math.sqrt(max(float(gap), 0.0))
+
+
+def eigenvalues_above(gram: Tensor, threshold: float) -> int:
+    """How many eigenvalues of a symmetric matrix are greater than a threshold.
+
+    By Sylvester's law of inertia: as many as :math:`LDL^T = G - threshold I` has positive eigenvalues of D,
+    whose blocks are 1 x 1, or 2 x 2 with one eigenvalue of either sign.
+
+    Example:
+        >>> eigenvalues_above(torch.diag(torch.tensor([3.0, 1.0, 2.0])), 1.5)
+        2
+    """
+    shifted = gram - threshold * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    if torch.linalg.cholesky_ex(shifted).info == 0:
+        return len(gram)  # positive definite, as healthy layers are: all of them
+    factors, pivots = torch.linalg.ldl_factor(shifted)
+    # LAPACK marks the two rows of a 2 x 2 block by negative pivots.
+    single = pivots > 0
+    return int((factors.diagonal()[single] > 0).sum()) + int((~single).sum()) // 2
+
+
+def best_candidates(
+    H: Tensor,
+    candidates: Tensor,
+    k: int,
+    metric: Metric = "effective_dimension",
+    *,
+    eps: float = 0.01,
+    worst: bool = False,
+) -> Tensor:
+    """The indices of the k candidates that, each appended alone to H, give the highest metric, best first.
+
+    Ties of the effective dimension are broken by the sum of singular values. `worst` turns the order round.
+
+    Args:
+        H: activations of the present neurons, neurons x samples.
+        candidates: activations of the candidates on the same samples, candidates x samples.
+        k: how many to pick.
+        metric: "effective_dimension" or "orthogonality".
+        eps: threshold of the effective rank.
+        worst: pick those with the lowest metric, lowest first.
+
+    Example:
+        >>> H = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+        >>> best_candidates(H, torch.tensor([[0.7, 0.7, 0.0], [0.0, 0.0, 1.0]]), 1)
+        tensor([1])
+    """
+    if metric not in METRICS:
+        raise ValueError(f"unknown metric {metric!r}: {' or '.join(METRICS)}")
+    if not 0 <= k <= len(candidates):
+        raise ValueError(f"cannot pick {k} of {len(candidates)} candidates")
+    if metric == "orthogonality":
+        scores = orthogonality_with(H, candidates)
+        return scores.argsort(descending=not worst, stable=True)[:k]
+    raises, sums = rank_and_sum_with(H, candidates, eps)
+    sign = -1.0 if worst else 1.0
+    order = _lexicographic(sign * raises.double(), sign * sums)
+    return _settled(order, raises, sums, k, H, candidates, sign)[:k]
+
+
+def orthogonality_with(H: Tensor, candidates: Tensor) -> Tensor:
+    r"""The orthogonality of H with each candidate c appended alone, for all candidates at once.
+
+    From :math:`\|G'\|_F^2 = \|G\|_F^2 + 2\|Hc\|^2 + \|c\|^4` and :math:`\|H'\|_F^2 = \|H\|_F^2 + \|c\|^2`.
+    """
+    matrix, rows = _matrix(H), _matrix(candidates)
+    squares = rows.square().sum(1)
+    norms = matrix.square().sum() + squares
+    gram = _smaller_gram(matrix).square().sum() + 2 * (rows @ matrix.T).square().sum(1) + squares.square()
+    gaps = (gram / norms.square().clamp_min(torch.finfo(norms.dtype).tiny) - 1 / matrix.shape[1]).clamp_min(0)
+    return torch.where(norms > 0, 1 - gaps.sqrt(), 0.0)
+
+
+def rank_and_sum_with(H: Tensor, candidates: Tensor, eps: float = 0.01) -> tuple[Tensor, Tensor]:
+    r"""Whether each candidate, appended alone, raises the effective rank, and how much the sum of singular values.
+
+    With :math:`HH^T/n = V\,\mathrm{diag}(\lambda)V^T`, :math:`b = V^THc/n` and :math:`c_0 = \|c\|^2/n` the rank
+    rises exactly if :math:`c_0 - \epsilon^2 - \sum_i b_i^2/(\lambda_i - \epsilon^2) > 0`, and the sum by
+
+    .. math:: \frac2\pi \int_0^\infty 1 - \frac{t^2 (1 + \sum_i b_i^2/(\lambda_i+t^2)^2)}
+              {c_0 + t^2 - \sum_i b_i^2/(\lambda_i+t^2)} \, dt,
+
+    by the trapezoidal rule in log t, which converges exponentially: two matrix products for all candidates.
+    """
+    matrix, rows = _matrix(H), _matrix(candidates)
+    n = matrix.shape[1]
+    eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.T / n)
+    eigenvalues = eigenvalues.clamp_min(0)
+    own = rows.square().sum(1) / n
+    squares = (rows @ matrix.T / n @ vectors).square()
+    # What rounding leaves in directions that H does not have; elsewhere b_i^2 <= lambda_i c_0 holds anyway.
+    squares = squares.where(eigenvalues > 1e-14 * len(eigenvalues) * eigenvalues.max(), 0.0)
+    squares = squares.minimum(own[:, None] * eigenvalues)
+    distance = eigenvalues - eps**2
+    # An eigenvalue on the threshold itself has no inertia to count: let it lie just below.
+    distance = torch.where(distance == 0, -torch.finfo(distance.dtype).tiny, distance)
+    raises = own - eps**2 - squares @ distance.reciprocal() > 0
+    return raises, _sum_increments(eigenvalues, squares, own)
+
+
+_STEP = 0.4  # of log t: an error of about exp(-pi^2 / step)
+
+
+def _sum_increments(eigenvalues: Tensor, squares: Tensor, own: Tensor) -> Tensor:
+    largest = float(max(eigenvalues.max(), own.max()))
+    if largest == 0:
+        return torch.zeros_like(own)
+    # The integrand in log t falls like t below the singular values and like 1/t above them. Below 1e-7 of
+    # the largest one Gram matrices hold no more than rounding: the integrand is extrapolated from there.
+    bottom, top = math.log(1e-7) + 0.5 * math.log(largest), 30 + 0.5 * math.log(largest)
+    nodes = torch.arange(bottom, top, _STEP, dtype=own.dtype, device=own.device).exp()
+    squared = nodes.square()
+    weights = (eigenvalues[:, None] + squared).reciprocal()
+    residual = (own[:, None] - squares @ weights).clamp_min(0)
+    gains = (residual - squared * (squares @ weights.square())) / (residual + squared)
+    below = gains[:, 0] * nodes[0] / math.expm1(_STEP)
+    return 2 / math.pi * _STEP * ((gains * nodes).sum(1) + below)
+
+
+def _lexicographic(first: Tensor, second: Tensor) -> Tensor:
+    """Indices in descending order of the first, and where that is equal of the second."""
+    order = second.argsort(descending=True, stable=True)
+    return order[first[order].argsort(descending=True, stable=True)]
+
+
+def _settled(
+    order: Tensor, raises: Tensor, sums: Tensor, k: int, H: Tensor, candidates: Tensor, sign: float
+) -> Tensor:
+    """The order with neighbours too close for the quadrature put right by their singular values."""
+    ordered = order.tolist()
+    close = 1e-7 * float(sums.abs().max())
+    start = 0
+    while start < min(k, len(ordered)):
+        stop = start + 1
+        while stop < len(ordered) and _near(ordered[stop - 1], ordered[stop], raises, sums, close):
+            stop += 1
+        if stop - start > 1:
+            exact = {i: sign * _singular_sum(H, candidates[i]) for i in ordered[start:stop]}
+            ordered[start:stop] = sorted(ordered[start:stop], key=lambda i: -exact[i])
+        start = stop
+    return torch.tensor(ordered, dtype=torch.long, device=order.device)
+
+
+def _near(a: int, b: int, raises: Tensor, sums: Tensor, close: float) -> bool:
+    return bool(raises[a] == raises[b]) and abs(float(sums[a] - sums[b])) <= close
+
+
+def _singular_sum(H: Tensor, candidate: Tensor) -> float:
+    return float(torch.linalg.svdvals(torch.cat([_matrix(H), _matrix(candidate[None])])).sum())
+
+
+def _matrix(H: Tensor) -> Tensor:
+    if H.ndim != 2 or 0 in H.shape:
+        raise ValueError(f"expected a matrix of neurons x samples, got shape {tuple(H.shape)}")
+    return H.detach().double()
+
+
+def _smaller_gram(matrix: Tensor) -> Tensor:
+    return matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
