@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -30,14 +31,14 @@ Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 class Rejected(Exception):
     """An operation that cannot follow a change of size.
 
-    `atoms` are to blame, `certain` if the operation's rule singled them out; `operation` and `where` name
-    it, `key` is the same for one line of code in all instances of a class.
+    `atoms` are to blame, `certain` if the operation's rule singled them out; `operation` and `frame` tell
+    what and where it is.
     """
 
-    def __init__(self, call: _Call, atoms: list[Atom], certain: bool, reason: object):
+    def __init__(self, operation: str, frame: _Frame, atoms: list[Atom], certain: bool, reason: object):
+        self.operation, self.where, self.key = operation, frame.where, frame.key
         self.atoms, self.certain = atoms, certain
-        self.operation, self.where, self.key = call.name, call.where, call.key
-        super().__init__(f"{call.name} fails in {call.where}: {reason}")
+        super().__init__(f"{operation} fails in {frame.where}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,20 @@ class Attribute:
 
 @dataclass
 class _Frame:
+    """A module that runs, and how many operations it has executed itself."""
+
     module: nn.Module
     path: str
     operations: int = 0
+
+    @property
+    def where(self) -> str:
+        return f"{self.path or 'the model'} ({type(self.module).__name__})"
+
+    @property
+    def key(self) -> tuple[type, int]:
+        """The same for one line of code in all instances of a class."""
+        return type(self.module), self.operations
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -104,7 +116,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.frames = [_Frame(model, "")]
         self.roles: list[RoleSeen] = []
         self.attributes: list[Attribute] = []
-        self.operations: dict[tuple[Any, ...], list[tuple[str, Axes]]] = {}
+        self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
 
     def label_input(self, tensor: Tensor) -> None:
         axes: Axes = [Atom(length, fixed=["a size of the model's input"]) for length in tensor.shape]
@@ -133,17 +145,29 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = _Call(self, func, args, kwargs or {})
         inputs = [term for tensor in call.tensors() for term in self.label(tensor).axes]
-        self.operations.setdefault(call.key, []).append((call.where, inputs))
+        self.operations.setdefault(self.frames[-1].key, []).append((call.where, inputs))
         try:
             result = func(*args, **(kwargs or {}))
         except Exception as error:
-            raise _rejection(call, rule_for(func), inputs, error) from error
+            raise self._rejection(call, rule_for(func), inputs, error) from error
+        self.frames[-1].operations += 1
         call.outputs = list(tensors_in(result))
         if torch.Tag.nondeterministic_seeded in func.tags:
             _without_chance(call)
         if call.outputs:
             self._label_outputs(call, rule_for(func), inputs)
         return result
+
+    def _rejection(self, call: _Call, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
+        """Whom to blame for a failure: the axes that do not fit by the rule, or all if it cannot tell."""
+        try:
+            rule(call)
+        except Conflict as conflict:
+            if blamed := _blamed(conflict):
+                return Rejected(call.name, self.frames[-1], blamed, True, error)
+        except Exception:  # the rule asks for the outputs that the operation did not give
+            pass
+        return Rejected(call.name, self.frames[-1], _rigid(inputs), False, error)
 
     def _label_outputs(self, call: _Call, rule: Callable[..., list[Axes]], inputs: Axes) -> None:
         labels = [self.label(tensor) for tensor in call.tensors()]
@@ -153,7 +177,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise Conflict(*inputs)
         except Conflict as conflict:
             if self.strict and any(atom.rigid for atom in conflict.atoms):
-                raise Rejected(call, _blamed(conflict), True, conflict) from conflict
+                raise Rejected(call.name, self.frames[-1], _blamed(conflict), True, conflict) from conflict
             for atom in conflict.atoms:
                 fix(atom, call.misfits)
             outputs = unknown(call)
@@ -199,24 +223,30 @@ def _without_chance(call: _Call) -> None:
             tensor.fill_(0.5)
 
 
+class _Watch(TorchFunctionMode):
+    """Blames for functions that fail before they reach an operation that a tracer sees, such as a reshape."""
+
+    def __init__(self, tracer: Tracer):
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Rejected:
+            raise
+        except Exception as error:
+            terms = [term for tensor in tensors_in((args, kwargs)) for term in self.tracer.label(tensor).axes]
+            name = f"aten.{getattr(func, '__name__', func)}"
+            raise Rejected(name, self.tracer.frames[-1], _rigid(terms), False, error) from error
+
+
 def _rigid(terms: Iterable[Term]) -> list[Atom]:
     return [atom for term in terms for atom in leaves(term) if atom.rigid]
 
 
 def _blamed(conflict: Conflict) -> list[Atom]:
     return _rigid(conflict.suspects) or _rigid(conflict.atoms)
-
-
-def _rejection(call: _Call, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
-    """Whom to blame for a failed operation: the axes that do not fit by its rule, or all if it cannot tell."""
-    try:
-        rule(call)
-    except Conflict as conflict:
-        if blamed := _blamed(conflict):
-            return Rejected(call, blamed, True, error)
-    except Exception:  # the rule asks for the outputs that the operation did not give
-        pass
-    return Rejected(call, _rigid(inputs), False, error)
 
 
 class _Call:
@@ -231,10 +261,7 @@ class _Call:
         self.arguments.update(kwargs)
         self.outputs: list[Tensor] = []
         self.same_numbers = func.is_view or self.name in ("aten.clone", "aten._to_copy", "aten._unsafe_view")
-        frame = tracer.frames[-1]
-        self.key = (type(frame.module), frame.operations, self.name)
-        frame.operations += 1
-        self.where = f"{frame.path or 'the model'} ({type(frame.module).__name__})"
+        self.where = tracer.frames[-1].where
         self.misfits = f"regrouped by {self.name} in {self.where} as no rule describes"
         self._inputs = list(tensors_in((args, kwargs)))
 
@@ -338,6 +365,8 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
         ):
             stack.callback(handle.remove)
         stack.enter_context(tracer)
+        if tracer.strict:
+            stack.enter_context(_Watch(tracer))
         return call_model(call, example)
 
 
