@@ -8,7 +8,9 @@
 For each model, in float64: the widths are found; each growable width, grown by 3 neurons with random fan-in
 and zero fan-out, leaves the outputs equal in evaluation and in training mode (dropout off) up to a relative
 difference of 1e-9; shrinking the new neurons away gives back the original parameters bit for bit; and one
-optimizer step after growth moves the new weights. Prints handled/total and every failure with its reason.
+optimizer step after growth moves the new weights. Widths are grown one by one; in torchvision's larger variants
+of a family whose smallest is checked so, all of them are grown together. Prints handled/total and every failure
+with its reason.
 """
 
 from __future__ import annotations
@@ -122,14 +124,22 @@ def huggingface_models() -> Iterator[tuple[str, Maker]]:
 FAMILIES = {"torchvision": torchvision_models, "timm": timm_models, "huggingface": huggingface_models}
 
 
-def examine(make: Maker, tolerance: float = TOLERANCE) -> dict[str, Any]:
+# The smallest of each family, whose widths are grown one by one.
+SMALLEST = """
+    alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
+    mobilenet_v2 mobilenet_v3_small regnet_x_400mf regnet_y_400mf resnet18 resnet50 resnext50_32x4d
+    shufflenet_v2_x0_5 squeezenet1_1 swin_t swin_v2_t vgg11 vgg11_bn vit_b_32 wide_resnet50_2
+""".split()
+
+
+def examine(make: Maker, alone: bool = True, tolerance: float = TOLERANCE) -> dict[str, Any]:
     """Hold every promise on one model; what was found, and the reason of a failure."""
     torch.manual_seed(0)
     start = time.perf_counter()
     result: dict[str, Any] = {"widths": 0, "growable": 0, "failure": None}
     try:
         model, example = make()
-        found = check_all(model.double(), example, tolerance)
+        found = check_all(model.double(), example, tolerance, alone=alone)
         result.update(widths=len(found), growable=len(found.growable))
         if len(found.growable) < 2:
             reasons = sorted({width.reason for width in found if width.reason})
@@ -147,7 +157,8 @@ def run(family: str, only: list[str], known: dict[tuple[str, str], dict[str, Any
             continue
         record = known.get((family, name))
         if record is None:
-            record = {"family": family, "model": name, **examine(make)}
+            alone = family != "torchvision" or name in SMALLEST
+            record = {"family": family, "model": name, "alone": alone, **examine(make, alone)}
             if file:
                 with file.open("a") as lines:
                     lines.write(json.dumps(record) + "\n")

@@ -101,6 +101,26 @@ def check_growth(
     assert all(torch.equal(old, objects[name]) for name, old in before.items()), "shrinking back changed bits"
 
 
+def check_growth_together(
+    model: nn.Module,
+    example: Example,
+    found: ng.Widths,
+    expected: dict[bool, list[Tensor]],
+    count: int = 3,
+    tolerance: float = 1e-9,
+) -> None:
+    """The promises of `check_growth` for all widths grown one after the other, then shrunk again."""
+    stated, generator = attributes(model), torch.Generator().manual_seed(1)
+    for width in found.growable:
+        ng.grow(model, width, count, generator=generator)
+    for training, outputs in expected.items():
+        change = difference(outputs, outputs_of(model, example, training))
+        assert change <= tolerance, f"outputs change by {change:.1e}, training={training}"
+    for width in found.growable:
+        ng.shrink(model, width, range(width.size - count, width.size))
+    assert attributes(model) == stated
+
+
 def check_learning(model: nn.Module, example: Example, found: ng.Widths, count: int = 3) -> None:
     """One optimizer step after growth moves new weights of every width. Leaves the model grown and trained.
 
@@ -140,8 +160,9 @@ def check_all(
     tolerance: float = 1e-9,
     modes: tuple[bool, ...] = (False, True),
     options: dict[str, Any] | None = None,
+    alone: bool = True,
 ) -> ng.Widths:
-    """All of it, for every growable width of a model."""
+    """All of it, for every growable width of a model, each alone or all together."""
     without_chance(model)
     unsettle(model)
     before, stated, mode = snapshot(model), attributes(model), model.training
@@ -149,8 +170,11 @@ def check_all(
     assert attributes(model) == stated and model.training == mode
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(model).items())
     expected = {training: outputs_of(model, example, training) for training in modes}
-    for width in found.growable:
-        check_growth(model, example, width, expected, tolerance=tolerance)
+    if alone:
+        for width in found.growable:
+            check_growth(model, example, width, expected, tolerance=tolerance)
+    else:
+        check_growth_together(model, example, found, expected, tolerance=tolerance)
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(model).items())
     check_learning(model, example, found)
     return found
