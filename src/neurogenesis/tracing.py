@@ -2,7 +2,8 @@
 
 The model runs for real, under a dispatch mode: every ATen operation it executes is seen, whether a module,
 a function or plain arithmetic on raw parameters called it, and its rule relates the axes of its inputs to
-those of its outputs. The model is left as it was: its mode, its buffers and the random state are restored.
+those of its outputs. The model is left as it was: it runs on copies of its parameters, buffers and inputs, and
+the attributes of its modules and the random state are put back.
 """
 
 from __future__ import annotations
@@ -103,7 +104,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.paths = {module: path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.strict = strict
-        # Held by identity, not by weak references: those would forbid to swap the tensors later.
         self.tensors = dict(tensors)
         parameters = dict(model.named_parameters())
         self.own = {
