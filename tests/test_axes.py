@@ -125,7 +125,7 @@ class Played(nn.Module):
         return play(self.weight + x, self.operations)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(shape=st.lists(st.sampled_from([2, 3, 4, 6, 12]), min_size=2, max_size=3), operations=OPERATIONS)
 def test_owners_follow_the_real_operations(shape: list[int], operations: list[tuple[str, int]]) -> None:
     model = Played(shape, operations)

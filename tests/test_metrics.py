@@ -50,7 +50,7 @@ def test_metrics_equal_singular_values(width: int, samples: int, kind: str) -> N
     assert math.isclose(ng.metrics.orthogonality(H), oracles.orthogonality(H), abs_tol=1e-7)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(eigenvalues=st.lists(st.floats(-3, 3), min_size=1, max_size=12), threshold=st.floats(-2, 2))
 def test_inertia_counts_eigenvalues(eigenvalues: list[float], threshold: float) -> None:
     """Also of indefinite matrices, whose factorization has blocks of two."""

@@ -32,7 +32,7 @@ Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 class Rejected(Exception):
     """An operation that cannot follow a change of size.
 
-    `atoms` are to blame, `certain` if the operation's rule singled them out; `operation` and `frame` tell
+    `atoms` are to blame, `certain` if the rule singled them out among others; `operation` and `frame` tell
     what and where it is.
     """
 
@@ -149,7 +149,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             result = func(*args, **(kwargs or {}))
         except Exception as error:
-            raise self._rejection(call, rule_for(func), inputs, error) from error
+            raise self._failure(call, rule_for(func), inputs, error) from error
         self.frames[-1].operations += 1
         call.outputs = list(tensors_in(result))
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -158,16 +158,20 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._label_outputs(call, rule_for(func), inputs)
         return result
 
-    def _rejection(self, call: _Call, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
-        """Whom to blame for a failure: the axes that do not fit by the rule, or all if it cannot tell."""
+    def _failure(self, call: _Call, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
+        """Whom to blame for a failed operation: the axes that do not fit by its rule, or all if it cannot tell."""
         try:
             rule(call)
         except Conflict as conflict:
-            if blamed := _blamed(conflict):
-                return Rejected(call.name, self.frames[-1], blamed, True, error)
+            return self._rejection(call, conflict, inputs, error)
         except Exception:  # the rule asks for the outputs that the operation did not give
             pass
         return Rejected(call.name, self.frames[-1], _rigid(inputs), False, error)
+
+    def _rejection(self, call: _Call, conflict: Conflict, inputs: Axes, error: Exception) -> Rejected:
+        present = _rigid(inputs)
+        blamed = _rigid(conflict.suspects) or _rigid(conflict.atoms) or present
+        return Rejected(call.name, self.frames[-1], blamed, set(blamed) < set(present), error)
 
     def _label_outputs(self, call: _Call, rule: Callable[..., list[Axes]], inputs: Axes) -> None:
         labels = [self.label(tensor) for tensor in call.tensors()]
@@ -177,7 +181,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise Conflict(*inputs)
         except Conflict as conflict:
             if self.strict and any(atom.rigid for atom in conflict.atoms):
-                raise Rejected(call.name, self.frames[-1], _blamed(conflict), True, conflict) from conflict
+                raise self._rejection(call, conflict, inputs, conflict) from conflict
             for atom in conflict.atoms:
                 fix(atom, call.misfits)
             outputs = unknown(call)
@@ -245,10 +249,6 @@ def _rigid(terms: Iterable[Term]) -> list[Atom]:
     return [atom for term in terms for atom in leaves(term) if atom.rigid]
 
 
-def _blamed(conflict: Conflict) -> list[Atom]:
-    return _rigid(conflict.suspects) or _rigid(conflict.atoms)
-
-
 class _Call:
     """The tracer's side of `rules.Call`."""
 
@@ -289,7 +289,7 @@ class _Call:
 
     def misfit(self, term: Term, conflict: Conflict) -> None:
         if self._tracer.strict and _rigid([term]):
-            raise conflict
+            raise conflict if _rigid(conflict.atoms) else Conflict(term) from conflict
         fix(term, self.misfits)
 
     def role(self, tensor: Tensor, axis: int, role: str, fill: str) -> None:
