@@ -573,7 +573,7 @@ class reparametrized_kernels(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.a, self.b = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1)
+        self.stem, self.a, self.b = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1, bias=False)
         self.inner, self.head = nn.Conv2d(4, 5, 1), nn.Conv2d(5, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -127,31 +127,33 @@ def check_learning(model: nn.Module, example: Example, found: ng.Widths, count: 
     New neurons may happen to be dead behind a ReLU for all samples of a small batch: then a few more follow.
     """
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     waiting = found.growable
     for attempt in range(8):
         generator = torch.Generator().manual_seed(attempt)
         for width in waiting:
             ng.grow(model, width, count, optimizer=optimizer, generator=generator)
-        before = snapshot(model)
+        before = [_new_weights(model, width, count) for width in waiting]
         optimizer.zero_grad()
         outputs = [t for t in tensors_in(call_model(model, example)) if t.requires_grad]
         sum((t.double() ** 2).mean() for t in outputs).backward()
         optimizer.step()
         del outputs
-        change = {name: p.detach() - before[name] for name, p in model.named_parameters()}
-        waiting = [width for width in waiting if not _moved(width, change, count)]
+        after = [_new_weights(model, width, count) for width in waiting]
+        same = [all(map(torch.equal, old, new)) for old, new in zip(before, after, strict=True)]
+        waiting = [width for width, unmoved in zip(waiting, same, strict=True) if unmoved]
         if not waiting:
             return
     raise AssertionError(f"one step moved no new weight of {[width.name for width in waiting]}")
 
 
-def _moved(width: ng.Width, change: dict[str, Tensor], count: int) -> bool:
-    return any(
-        bool(change[axis.tensor].index_select(axis.axis, width.positions(axis)[-count:].flatten()).any())
+def _new_weights(model: nn.Module, width: ng.Width, count: int) -> list[Tensor]:
+    parameters = dict(model.named_parameters())
+    return [
+        parameters[axis.tensor].detach().index_select(axis.axis, width.positions(axis)[-count:].flatten())
         for axis in width.axes
-        if axis.tensor in change
-    )
+        if axis.tensor in parameters
+    ]
 
 
 def check_all(
@@ -176,5 +178,6 @@ def check_all(
     else:
         check_growth_together(model, example, found, expected, tolerance=tolerance)
     assert all(torch.equal(before[name], tensor) for name, tensor in named_tensors(model).items())
+    del before
     check_learning(model, example, found)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,12 +56,12 @@ def attempt_growth(
     model: nn.Module,
     example: Example,
     structure: Structure,
-    tensors: Mapping[str, Tensor],
+    shake: Callable[[], dict[str, Tensor]],
     outputs: Mapping[bool, Any],
     grown: Sequence[Atom],
 ) -> None:
     """Run the model with the given atoms grown; raise where that fails or changes the outputs of either mode."""
-    current = dict(tensors)
+    current, parameters = shake(), dict(model.named_parameters())
     generator = torch.Generator().manual_seed(0)
     sizes = {atom: atom.size for atom in grown}
     try:
@@ -83,7 +83,7 @@ def attempt_growth(
         for path, name, value in attributes:
             setattr(modules[path], name, value)
         for training, expected in outputs.items():
-            copies = {name: tensor.clone() for name, tensor in current.items()}
+            copies = with_own_buffers(current, parameters)
             tracer = Tracer(model, copies, axes, strict=True)
             check_same(expected, trace(model, example, tracer, copies, training))
     except Rejected as rejected:
@@ -141,11 +141,24 @@ def check_same(before: Any, after: Any) -> None:
             )
 
 
-def unsettled(name: str, tensor: Tensor, trained: bool) -> Tensor:
-    """A copy of a tensor, with noise if it is trained, so that zeros it starts with do not hide a mistake."""
-    if not trained or not tensor.is_floating_point() or tensor.numel() == 0:
-        return tensor.detach().clone()
-    noise = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(len(name))) - 0.5
-    spread = tensor.detach().std(correction=0)
-    scale = 0.2 * spread if spread > 0 else tensor.detach().abs().max().clamp_min(1)
-    return tensor.detach() + (scale * noise.to(tensor)).to(tensor.dtype)
+def shaken(tensors: Mapping[str, Tensor], trained: Container[str]) -> dict[str, Tensor]:
+    """Copies of tensors, the same every time, with noise on those that are trained: zeros they start with would
+    hide mistakes."""
+    return {name: _shaken(t.detach()) if name in trained else t.detach().clone() for name, t in tensors.items()}
+
+
+def _shaken(tensor: Tensor) -> Tensor:
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return tensor.clone()
+    spread = tensor.std(correction=0)
+    scale = 0.2 * spread if spread > 0 else tensor.abs().max().clamp_min(1)
+    # A thousand random numbers between 1/4 and 1/2 of either sign, over and over: as good as millions, and cheap.
+    numbers = torch.rand(2, 1021, generator=torch.Generator().manual_seed(0))
+    noise = ((1 + numbers[0]) / 4 * (numbers[1] - 0.5).sign()).to(tensor) * scale
+    repeated = noise.repeat(tensor.numel() // len(noise) + 1)[: tensor.numel()]
+    return repeated.view(tensor.shape).add_(tensor)
+
+
+def with_own_buffers(tensors: Mapping[str, Tensor], parameters: Container[str]) -> dict[str, Tensor]:
+    """The tensors with copies of those that a run may change: what is no parameter."""
+    return {name: tensor if name in parameters else tensor.clone() for name, tensor in tensors.items()}

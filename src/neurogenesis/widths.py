@@ -24,7 +24,7 @@ from .edits import Edit
 from .rules import Axes
 from .structure import Axis, Structure, fix_modules, fix_the_rest, layer_of, named_tensors, tie_widths, unwrapped
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
-from .trial import attempt_growth, try_out, unsettled
+from .trial import attempt_growth, shaken, try_out, with_own_buffers
 
 _REMEMBERED: WeakKeyDictionary[nn.Module, Widths] = WeakKeyDictionary()
 
@@ -186,12 +186,13 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
     parameters = dict(model.named_parameters())
     axes: dict[str, Axes] = {name: [Atom(n) for n in tensor.shape] for name, tensor in tensors.items()}
     structure = Structure(axes)
-    shaken = {name: unsettled(name, tensor, name in parameters) for name, tensor in tensors.items()}
+    shake = partial(shaken, tensors, parameters)
+    base = shake()
     operations: dict[Any, list[tuple[str, Axes]]] = {}
     outputs: dict[bool, Any] = {}
     used: set[str] = set()
     for training in (False, True):
-        copies = {name: tensor.clone() for name, tensor in shaken.items()}
+        copies = with_own_buffers(base, parameters)
         tracer = Tracer(model, copies, axes, strict=False)
         try:
             outputs[training] = trace(model, example, tracer, copies, training)
@@ -220,7 +221,8 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
     fix_the_rest(structure, parameters)
     for group in tie:
         tie_widths(structure, [group] if isinstance(group, str) else list(group))
-    try_out(structure, operations, partial(attempt_growth, model, example, structure, shaken, outputs))
+    del base, copies, tracer  # memory for the grown copy
+    try_out(structure, operations, partial(attempt_growth, model, example, structure, shake, outputs))
     found = Widths(_named(structure), structure)
     _REMEMBERED[model] = found
     return found
