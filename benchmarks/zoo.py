@@ -142,7 +142,7 @@ def examine(make: Maker, alone: bool = True, tolerance: float = TOLERANCE) -> di
         found = check_all(model.double(), example, tolerance, alone=alone)
         result.update(widths=len(found), growable=len(found.growable))
         if len(found.growable) < 2:
-            reasons = sorted({width.reason for width in found if width.reason})
+            reasons = sorted({width.reason.partition(" in ")[0] for width in found if width.reason})
             result["failure"] = f"fewer than two growable widths: {'; '.join(reasons)}"
     except Exception as error:
         result["failure"] = f"{type(error).__name__}: {error}"
