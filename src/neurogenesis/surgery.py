@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .axes import Atom, leaves
 from .edits import Edit, grouped
 from .operations import Operation, Resizing, Setting
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
@@ -71,7 +70,7 @@ class Plan:
             operation.settle()
         known = remembered(model)
         if known is not None and self.width in known:
-            _atom(known[self.width]).size = self.after
+            known[self.width].atom.size = self.after
 
     def _operations(
         self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None
@@ -107,7 +106,7 @@ def plan_growth(
 ) -> Plan:
     """Plan to add neurons at the end of a width; arguments as in `grow`."""
     model = unwrapped(model)
-    known, found, atom = _find(model, width, example)
+    known, found = _find(model, width, example)
     count = _whole(count, found.name, "the number of new neurons")
     if count < 1:
         raise ValueError(f"{found.name}: the number of new neurons must be positive, not {count}")
@@ -119,11 +118,11 @@ def plan_growth(
         given = initialization(model, found, count)
     elif initialization != "random":
         raise ValueError(f"unknown initialization {initialization!r}: 'random', or a function of your own")
-    edits = known.edits(atom, count, tensors, generator)
+    edits = known.structure.edits(found.atom, count, tensors, generator)
     edits = [_with_values(edit, given, tensors) for edit in edits]
     if unknown := set(given) - {edit.tensor for edit in edits}:
         raise ValueError(f"initialization of {found.name}: {sorted(unknown)} do not belong to this width")
-    return _plan(known, found, atom, count, edits)
+    return _plan(known, found, count, edits)
 
 
 def plan_shrinkage(
@@ -131,7 +130,7 @@ def plan_shrinkage(
 ) -> Plan:
     """Plan to remove neurons from a width; arguments as in `shrink`."""
     model = unwrapped(model)
-    known, found, atom = _find(model, width, example)
+    known, found = _find(model, width, example)
     if found.reason is not None:
         raise ValueError(f"{found.name} cannot shrink: {found.reason}")
     if isinstance(neurons, Tensor) and neurons.dtype is torch.bool:
@@ -143,8 +142,8 @@ def plan_shrinkage(
         raise IndexError(f"{found.name} has neurons 0 to {found.size - 1}: {neurons} is out of range")
     if len(chosen) == found.size:
         raise ValueError(f"{found.name}: cannot remove all {found.size} neurons, at least one must stay")
-    edits = known.edits(atom, chosen, named_tensors(model), None)
-    return _plan(known, found, atom, -len(chosen), edits)
+    edits = known.structure.edits(found.atom, chosen, named_tensors(model), None)
+    return _plan(known, found, -len(chosen), edits)
 
 
 def grow(
@@ -215,7 +214,7 @@ def shrink(
     return plan
 
 
-def _find(model: nn.Module, width: str | Width, example: Example | None) -> tuple[Widths, Width, Atom]:
+def _find(model: nn.Module, width: str | Width, example: Example | None) -> tuple[Widths, Width]:
     known = remembered(model)
     problem = "its widths are not known yet" if known is None else known.differs_from(model)
     if problem:
@@ -223,12 +222,7 @@ def _find(model: nn.Module, width: str | Width, example: Example | None) -> tupl
             raise ValueError(f"{problem}: call widths(model, example) first, or pass example=")
         known = widths(model, example)
     assert known is not None
-    found = known[width.name if isinstance(width, Width) else width]
-    return known, found, _atom(found)
-
-
-def _atom(width: Width) -> Atom:
-    return next(leaves(width._term))
+    return known, known[width.name if isinstance(width, Width) else width]
 
 
 def _whole(number: object, width: str, what: str) -> int:
@@ -252,13 +246,13 @@ def _with_values(edit: Edit, given: Mapping[str, Tensor], tensors: Mapping[str, 
     return replace(edit, values=values.detach().to(usual))
 
 
-def _plan(known: Widths, width: Width, atom: Atom, change: int, edits: Sequence[Edit]) -> Plan:
-    before = known.attribute_values()
-    atom.size += change
+def _plan(known: Widths, width: Width, change: int, edits: Sequence[Edit]) -> Plan:
+    before = known.structure.attribute_values()
+    width.atom.size += change
     try:
-        after = known.attribute_values()
+        after = known.structure.attribute_values()
     finally:
-        atom.size -= change
+        width.atom.size -= change
     pairs = zip(before, after, strict=True)
     attributes = dict.fromkeys((path, name, old, new) for (path, name, old), (_, _, new) in pairs if old != new)
     return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes))

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .axes import Atom, Product, Sum, Term, fix, leaves, owners, resolve, size
-from .edits import Edit
 from .rules import Axes
 from .structure import Axis, Structure, fix_modules, fix_the_rest, layer_of, named_tensors, tie_widths, unwrapped
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
@@ -40,6 +39,11 @@ class Width:
     @property
     def size(self) -> int:
         return size(self._term)
+
+    @property
+    def atom(self) -> Atom:
+        """What changes its size when the width grows."""
+        return next(leaves(self._term))
 
     @property
     def growable(self) -> bool:
@@ -72,7 +76,7 @@ class Width:
 
     def positions(self, axis: Axis) -> Tensor:
         """The positions that each neuron owns on one of the width's axes, of shape (size, per neuron)."""
-        owner = owners(self._structure.axes[axis.tensor][axis.axis], next(leaves(self._term)))
+        owner = owners(self._structure.axes[axis.tensor][axis.axis], self.atom)
         order = owner.sort(stable=True).indices[(owner < 0).sum() :]
         return order.reshape(self.size, -1)
 
@@ -99,7 +103,7 @@ class Widths:
 
     def __init__(self, widths: Sequence[Width], structure: Structure):
         self._widths = {width.name: width for width in widths}
-        self._structure = structure
+        self.structure = structure
 
     def __getitem__(self, name: str) -> Width:
         if name in self._widths:
@@ -127,17 +131,9 @@ class Widths:
     def growable(self) -> list[Width]:
         return [width for width in self if width.growable]
 
-    def edits(
-        self, atom: Atom, change: int | Sequence[int], tensors: Mapping[str, Tensor], generator: Any
-    ) -> list[Edit]:
-        return self._structure.edits(atom, change, tensors, generator)
-
-    def attribute_values(self) -> list[tuple[str, str, int]]:
-        return self._structure.attribute_values()
-
     def differs_from(self, model: nn.Module) -> str | None:
         """What of the model has changed since its widths were found, other than by growing and shrinking."""
-        tensors, axes = named_tensors(model), self._structure.axes
+        tensors, axes = named_tensors(model), self.structure.axes
         for name in {**tensors, **axes}:
             there = tuple(tensors[name].shape) if name in tensors else None
             expected = tuple(map(size, axes[name])) if name in axes else None
