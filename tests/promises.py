@@ -124,7 +124,8 @@ def check_growth_together(
 def check_learning(model: nn.Module, example: Example, found: ng.Widths, count: int = 3) -> None:
     """One optimizer step after growth moves new weights of every width. Leaves the model grown and trained.
 
-    New neurons may happen to be dead behind a ReLU for all samples of a small batch: then a few more follow.
+    New neurons may happen to be dead behind a ReLU for all samples of a small batch: then a few more follow. Where
+    a layer gets no gradient at all, because everything behind it is dead, its old weights do not move either.
     """
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -141,10 +142,12 @@ def check_learning(model: nn.Module, example: Example, found: ng.Widths, count: 
         del outputs
         after = [_new_weights(model, width, count) for width in waiting]
         same = [all(map(torch.equal, old, new)) for old, new in zip(before, after, strict=True)]
-        waiting = [width for width, unmoved in zip(waiting, same, strict=True) if unmoved]
+        waiting = [width for width, stayed in zip(waiting, same, strict=True) if stayed]
         if not waiting:
             return
-    raise AssertionError(f"one step moved no new weight of {[width.name for width in waiting]}")
+    parameters = dict(model.named_parameters())
+    unmoved = [w.name for w in waiting if any(parameters[axis.tensor].grad.any() for axis in w.consumers)]
+    assert not unmoved, f"one step moved no new weight of {unmoved}"
 
 
 def _new_weights(model: nn.Module, width: ng.Width, count: int) -> list[Tensor]:
