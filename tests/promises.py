@@ -77,6 +77,15 @@ def attributes(model: nn.Module) -> dict[tuple[str, str], Any]:
     }
 
 
+def assert_outputs(
+    model: nn.Module, example: Example, expected: dict[bool, list[Tensor]], tolerance: float
+) -> None:
+    """The outputs are what they were, in each mode."""
+    for training, outputs in expected.items():
+        change = difference(outputs, outputs_of(model, example, training))
+        assert change <= tolerance, f"outputs change by {change:.1e}, training={training}"
+
+
 def check_growth(
     model: nn.Module,
     example: Example,
@@ -93,9 +102,7 @@ def check_growth(
     assert width.size == size + count
     grown = named_tensors(model)
     assert all(grown[name] is tensor for name, tensor in objects.items())
-    for training, outputs in expected.items():
-        change = difference(outputs, outputs_of(model, example, training))
-        assert change <= tolerance, f"outputs change by {change:.1e}, training={training}"
+    assert_outputs(model, example, expected, tolerance)
     ng.shrink(model, width, range(size, size + count))
     assert attributes(model) == stated
     assert all(torch.equal(old, objects[name]) for name, old in before.items()), "shrinking back changed bits"
@@ -113,9 +120,7 @@ def check_growth_together(
     stated, generator = attributes(model), torch.Generator().manual_seed(1)
     for width in found.growable:
         ng.grow(model, width, count, generator=generator)
-    for training, outputs in expected.items():
-        change = difference(outputs, outputs_of(model, example, training))
-        assert change <= tolerance, f"outputs change by {change:.1e}, training={training}"
+    assert_outputs(model, example, expected, tolerance)
     for width in found.growable:
         ng.shrink(model, width, range(width.size - count, width.size))
     assert attributes(model) == stated

@@ -99,6 +99,11 @@ def test_ties_that_cannot_hold_are_refused(tie: Any, message: str) -> None:
         ng.widths(cases.mlp(), randn(5, 6), tie=[tie[0] if isinstance(tie[0], list) else tie])
 
 
+def test_parts_of_one_layer_with_different_sizes_cannot_be_tied() -> None:
+    with pytest.raises(ValueError, match="one size, but these match: up of size 4, up of size 5"):
+        ng.widths(cases.split_by_size(), randn(2, 6), tie=["up"])
+
+
 def test_the_table_is_readable() -> None:
     text = str(ng.widths(cases.conv_flatten(), randn(2, 3, 8, 8)))
     assert text.splitlines() == [

@@ -134,9 +134,8 @@ def new_values(old: Tensor, axis: int, count: int, fill: str, generator: torch.G
 
 def _random_rows(rows: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
     device = "cpu" if generator is None else generator.device
-    kind = torch.complex64 if rows.is_complex() else torch.float32
-    noise = torch.view_as_real(torch.empty(shape, dtype=kind)) if rows.is_complex() else torch.empty(shape)
-    noise = torch.rand(noise.shape, generator=generator, device=device) * 2 - 1
+    parts = (*shape, 2) if rows.is_complex() else shape
+    noise = torch.rand(parts, generator=generator, device=device) * 2 - 1
     noise = (torch.view_as_complex(noise) if rows.is_complex() else noise).to(rows)
     fan_in, receptive = rows[0].numel(), rows[0, 0].numel() if rows.ndim > 1 else 1
     noise *= (6 / (fan_in + rows.shape[0] * receptive)) ** 0.5

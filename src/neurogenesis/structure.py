@@ -186,6 +186,7 @@ def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
 
 
 def tie_widths(structure: Structure, patterns: list[str]) -> None:
+    """Make one width of all growable widths whose producers match one of the patterns."""
     chosen: dict[Atom, str] = {}
     for (name, number), (role, _) in structure.roles.items():
         if role == "producer" and any(fnmatchcase(layer_of(name), pattern) for pattern in patterns):
@@ -194,8 +195,8 @@ def tie_widths(structure: Structure, patterns: list[str]) -> None:
                     chosen.setdefault(atom, layer_of(name))
     if not chosen:
         raise ValueError(f"tie: no layer that produces a growable width matches {patterns}")
-    sizes = {layer: atom.size for atom, layer in chosen.items()}
-    if len(set(sizes.values())) > 1:
+    if len({atom.size for atom in chosen}) > 1:
+        sizes = ", ".join(f"{layer} of size {atom.size}" for atom, layer in chosen.items())
         raise ValueError(f"tie: widths that grow together must have one size, but these match: {sizes}")
     first, *others = chosen
     for atom in others:
