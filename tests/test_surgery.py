@@ -260,6 +260,20 @@ def test_growth_between_forward_and_backward_keeps_the_gradients() -> None:
     assert all(parameter._use_count() == 1 for parameter in model.parameters())
 
 
+def test_gradients_accumulated_before_growth_count_once() -> None:
+    model, _ = trained(OPTIMIZERS["SGD"])
+    reference = copy.deepcopy(model)
+    for each in (model, reference):
+        each.zero_grad()
+        each(X).square().mean().backward()
+    loss = model(X).sin().mean()
+    ng.grow(model, "0", 2)
+    loss.backward()
+    reference(X).sin().mean().backward()
+    for grown, old in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(grown.grad[tuple(slice(0, n) for n in old.shape)], old.grad)
+
+
 def test_hooks_and_attributes_on_parameters_stay() -> None:
     model = cases.mlp()
     ng.widths(model, X)

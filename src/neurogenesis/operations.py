@@ -75,6 +75,7 @@ class Resizing:
         assert self.other is not None
         if _held_elsewhere(self.other) and self.other.requires_grad:
             parameter, edits = self.tensor, self.edits
+            self.other.grad = None  # the parameter has it already, resized: only what comes is passed on
 
             def pass_on(old: Tensor) -> None:
                 assert old.grad is not None
