@@ -53,11 +53,15 @@ def orthogonality(H: Tensor) -> float:
         1.0
     """
     matrix = _matrix(H)
-    total = matrix.square().sum()
+    return orthogonality_of_gram(_smaller_gram(matrix), matrix.shape[1])
+
+
+def orthogonality_of_gram(gram: Tensor, n: int) -> float:
+    r"""The orthogonality of n samples from the products :math:`HH^T` of their neurons, or :math:`H^TH`."""
+    total = gram.trace()
     if total == 0:
         return 0.0
-    gap = (_smaller_gram(matrix) / total).square().sum() - 1 / matrix.shape[1]
-    return 1 - math.sqrt(max(float(gap), 0.0))
+    return 1 - math.sqrt(max(float((gram / total).square().sum()) - 1 / n, 0.0))
 
 
 def eigenvalues_above(gram: Tensor, threshold: float) -> int:
@@ -77,6 +81,75 @@ def eigenvalues_above(gram: Tensor, threshold: float) -> int:
     # LAPACK marks the two rows of a 2 x 2 block by negative pivots.
     single = pivots > 0
     return int((factors.diagonal()[single] > 0).sum()) + int((~single).sum()) // 2
+
+
+def eigenvalues_surely_above(gram: Tensor, threshold: float, error: float, aside: Tensor) -> int | None:
+    r"""`eigenvalues_above` of a matrix that is known only up to an error in norm; None if that leaves it open.
+
+    Rows that keep :math:`G - (threshold + error) I` from being positive definite are put aside. The rest is
+    factored, and by Haynsworth's law the signs that remain are those of its Schur complement S, a small matrix.
+    The vectors V that S belongs to show how many eigenvalues lie below the threshold: at least as many as
+    :math:`S + 2 error V^TV` has negative ones. If both counts meet, no eigenvalue is in doubt.
+
+    Args:
+        gram: a symmetric matrix in double precision.
+        threshold: what to count eigenvalues above.
+        error: the largest error of the matrix, as a spectral norm.
+        aside: a mask of rows to put aside, updated in place: what held the last time is a good guess. It
+            changes the time this takes, not the result.
+    """
+    shifted = gram - (threshold + error) * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    aside |= shifted.diagonal() <= 0
+    for _ in range(5):
+        kept = (~aside).nonzero().flatten()
+        block = shifted if len(kept) == len(gram) else shifted[kept[:, None], kept]
+        factor, info = torch.linalg.cholesky_ex(block)
+        failed = int(info)
+        if failed == 0:
+            break
+        aside[kept[failed - 1]] = True
+    else:
+        return None
+    if len(kept) == len(gram):
+        return len(gram)
+    rest = aside.nonzero().flatten()
+    border = torch.linalg.solve_triangular(factor, shifted[kept[:, None], rest], upper=False)
+    schur = shifted[rest[:, None], rest] - border.T @ border
+    vectors = torch.linalg.solve_triangular(factor.T, border, upper=True)
+    lengths = torch.eye(len(rest), dtype=gram.dtype, device=gram.device) + vectors.T @ vectors
+    above = int((torch.linalg.eigvalsh(schur) > 0).sum())
+    below = int((torch.linalg.eigvalsh(schur + 2 * error * lengths) < 0).sum())
+    if above:
+        aside[rest[schur.diagonal().argmax()]] = False  # a better guess for the next time
+    return len(kept) + above if above + below == len(rest) else None
+
+
+_UNIT = torch.finfo(torch.float32).eps / 2
+
+
+def quick_rank(matrix: Tensor, eps: float, aside: Tensor) -> int:
+    """`effective_rank` by products in single precision where these leave no doubt, in double precision else.
+
+    Args:
+        matrix: neurons x samples.
+        eps: threshold of the effective rank.
+        aside: a mask for the smaller side of the matrix, as in `eigenvalues_surely_above`.
+    """
+    if matrix.dtype == torch.float32:
+        gram = _smaller_gram(matrix).double() / matrix.shape[1]
+        found = eigenvalues_surely_above(gram, eps**2, rounding(gram), aside)
+        if found is not None:
+            return found
+    return effective_rank(matrix, eps)
+
+
+def rounding(gram: Tensor) -> float:
+    """An upper bound of the error, as a spectral norm, of products made in single precision.
+
+    Over random, constant and rectified activations it was at most 0.9 units of the trace, for sums of up to 5,000
+    terms; this is more than twice that.
+    """
+    return 2 * _UNIT * float(gram.trace())
 
 
 def best_candidates(
@@ -142,7 +215,21 @@ def rank_and_sum_with(H: Tensor, candidates: Tensor, eps: float = 0.01) -> tuple
 
     by the trapezoidal rule in log t, which converges exponentially: two matrix products for all candidates.
     """
-    matrix, rows = _matrix(H), _matrix(candidates)
+    eigenvalues, squares, own = _bordered(_matrix(H), _matrix(candidates))
+    distance = eigenvalues - eps**2
+    # An eigenvalue on the threshold itself has no inertia to count: let it lie just below.
+    distance = torch.where(distance == 0, -torch.finfo(distance.dtype).tiny, distance)
+    raises = own - eps**2 - squares @ distance.reciprocal() > 0
+    return raises, _sum_increments(eigenvalues, squares, own)
+
+
+def singular_sum_with(H: Tensor, candidates: Tensor) -> Tensor:
+    """How much each candidate, appended alone, raises the sum of singular values; differentiable in the candidates."""
+    return _sum_increments(*_bordered(_matrix(H), candidates.double()))
+
+
+def _bordered(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues of the Gram matrix, and for each row appended to it its b_i^2 and c_0."""
     n = matrix.shape[1]
     eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.T / n)
     eigenvalues = eigenvalues.clamp_min(0)
@@ -150,12 +237,7 @@ def rank_and_sum_with(H: Tensor, candidates: Tensor, eps: float = 0.01) -> tuple
     squares = (rows @ matrix.T / n @ vectors).square()
     # What rounding leaves in directions that H does not have; elsewhere b_i^2 <= lambda_i c_0 holds anyway.
     squares = squares.where(eigenvalues > 1e-14 * len(eigenvalues) * eigenvalues.max(), 0.0)
-    squares = squares.minimum(own[:, None] * eigenvalues)
-    distance = eigenvalues - eps**2
-    # An eigenvalue on the threshold itself has no inertia to count: let it lie just below.
-    distance = torch.where(distance == 0, -torch.finfo(distance.dtype).tiny, distance)
-    raises = own - eps**2 - squares @ distance.reciprocal() > 0
-    return raises, _sum_increments(eigenvalues, squares, own)
+    return eigenvalues, squares.minimum(own[:, None] * eigenvalues), own
 
 
 _STEP = 0.4  # of log t: an error of about exp(-pi^2 / step)

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,10 @@ from .tracing import Example
 from .widths import Width, Widths, remembered, widths
 
 # Called with the model, the width and the number of new neurons; returns new values by parameter name,
-# stacked along the axis that grows. What it leaves out is initialized as usual.
-Initialization = Callable[[nn.Module, Width, int], Mapping[str, Tensor]]
+# stacked along the axis that grows. What it leaves out is initialized as usual. Where a parameter grows on two
+# axes for the same width, keys of name and axis say which is meant.
+Values = Mapping[str, Tensor] | Mapping[tuple[str, int], Tensor]
+Initialization = Callable[[nn.Module, Width, int], Values]
 
 
 @dataclass(frozen=True)
@@ -113,15 +116,16 @@ def plan_growth(
     if found.reason is not None:
         raise ValueError(f"{found.name} cannot grow: {found.reason}")
     tensors = named_tensors(model)
-    given: Mapping[str, Tensor] = {}
+    given: dict[Any, Tensor] = {}
     if callable(initialization):
-        given = initialization(model, found, count)
+        given = dict(initialization(model, found, count))
     elif initialization != "random":
         raise ValueError(f"unknown initialization {initialization!r}: 'random', or a function of your own")
     edits = known.structure.edits(found.atom, count, tensors, generator)
-    edits = [_with_values(edit, given, tensors) for edit in edits]
-    if unknown := set(given) - {edit.tensor for edit in edits}:
-        raise ValueError(f"initialization of {found.name}: {sorted(unknown)} do not belong to this width")
+    edits = [_with_values(edit, given) for edit in edits]
+    known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
+    if unknown := [key for key in given if key not in known_keys]:
+        raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
     return _plan(known, found, count, edits)
 
 
@@ -231,10 +235,10 @@ def _whole(number: object, width: str, what: str) -> int:
     return index(number)
 
 
-def _with_values(edit: Edit, given: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Edit:
-    if edit.tensor not in given:
+def _with_values(edit: Edit, given: Mapping[Any, Tensor]) -> Edit:
+    values, usual = given.get((edit.tensor, edit.axis), given.get(edit.tensor)), edit.values
+    if values is None:
         return edit
-    values, usual = given[edit.tensor], edit.values
     assert usual is not None
     if values.shape != usual.shape:
         raise ValueError(

@@ -34,7 +34,7 @@ class Width:
     def __init__(self, name: str, term: Term, structure: Structure):
         self.name = name
         self._term = term
-        self._structure = structure
+        self.structure = structure
 
     @property
     def size(self) -> int:
@@ -76,12 +76,16 @@ class Width:
 
     def positions(self, axis: Axis) -> Tensor:
         """The positions that each neuron owns on one of the width's axes, of shape (size, per neuron)."""
-        owner = owners(self._structure.axes[axis.tensor][axis.axis], self.atom)
+        owner = owners(self.structure.axes[axis.tensor][axis.axis], self.atom)
         order = owner.sort(stable=True).indices[(owner < 0).sum() :]
         return order.reshape(self.size, -1)
 
+    def fill(self, axis: Axis) -> str:
+        """What new neurons get on one of the width's axes by default, in the words of `edits.new_values`."""
+        return self.structure.role(axis.tensor, axis.axis)[1]
+
     def _axes(self, *roles: str) -> list[Axis]:
-        return [axis for axis in self._structure.axes_of(self._term) if axis.role in roles]
+        return [axis for axis in self.structure.axes_of(self._term) if axis.role in roles]
 
     def __repr__(self) -> str:
         return f"Width({self.name!r}, size={self.size}, " + (

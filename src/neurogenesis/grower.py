@@ -1,0 +1,552 @@
+"""`Grower`: watches a model while it trains and grows it. The one object with state."""
+
+from __future__ import annotations
+
+import inspect
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from .axes import size as size_of
+from .buffers import Buffer
+from .edits import edited
+from .history import Event, History, Observation
+from .initializations import Neurons
+from .layers import Layer, NotFinite
+from .optimizer_state import Optimizers, as_list, check_optimizers
+from .replay import Call, Watch, replay
+from .routes import find_bridge, find_routes, probed
+from .strategies import Strategy
+from .strategies import strategy as as_strategy
+from .structure import unwrapped
+from .surgery import Plan, grow, shrink
+from .taps import Taps
+from .tracing import Example
+from .triggers import Decision, resolved_size
+from .widths import Width, Widths, remembered, widths
+
+MaxWidth = int | float | Mapping[str, int | float] | None
+
+
+class Grower:
+    """Grows a model while it trains.
+
+    Call `step` after each gradient step. The model, its optimizer and the training loop stay as they are.
+
+    Args:
+        model: the model.
+        optimizer: the optimizer that trains it, or all of them.
+        strategy: a name of `neurogenesis.strategies`, or a `Strategy`.
+        example: an input of the model; by default the first batch it is trained on.
+        max_width: how wide widths may become: a number of neurons, a float times the present width, or a mapping by
+            name.
+        max_parameters: how many parameters the model may have.
+        every: look at the model at the first gradient step and then at every so many.
+        include: patterns of the widths to grow, such as ``["features.*"]``; all by default.
+        exclude: patterns of widths not to grow.
+        tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
+        buffer: how many of the latest samples activations are measured on; 1568, or 128 in networks with
+            convolutions.
+        seed: of everything random in growth. Torch's global random state is never used.
+        ema: an averaged copy of the model, grown along.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> grower = ng.Grower(model, optimizer, "north-random", max_width=10)
+        >>> for _ in range(3):
+        ...     model(torch.randn(64, 4)).square().mean().backward()
+        ...     optimizer.step()
+        ...     events = grower.step()
+        >>> grower.widths
+        {'0': 10}
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizers,
+        strategy: str | Strategy = "north-select",
+        *,
+        example: Example | None = None,
+        max_width: MaxWidth = None,
+        max_parameters: int | None = None,
+        every: int = 1,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] = (),
+        tie: Sequence[str | Sequence[str]] = (),
+        buffer: int | None = None,
+        seed: int = 0,
+        ema: nn.Module | None = None,
+    ):
+        self.model = unwrapped(model)
+        self.optimizers = as_list(optimizer)
+        if not self.optimizers:
+            raise TypeError("optimizer: expected the optimizer that trains the model")
+        check_optimizers(self.model, dict(self.model.named_parameters()), self.optimizers)
+        self.strategy = as_strategy(strategy)
+        for name, number in (("every", every), ("buffer", buffer), ("max_parameters", max_parameters)):
+            if number is not None and (not isinstance(number, int) or number < 1):
+                raise ValueError(f"{name}: expected a positive integer, not {number!r}")
+        present = sum(parameter.numel() for parameter in self.model.parameters())
+        if max_parameters is not None and max_parameters < present:
+            raise ValueError(f"max_parameters={max_parameters}, but the model has {present} parameters already")
+        self.max_width, self.max_parameters, self.every = max_width, max_parameters, every
+        self.include = ["*"] if include is None else _patterns(include, "include")
+        self.exclude = _patterns(exclude, "exclude")
+        self.tie = tie
+        self.ema = ema
+        self.history = History()
+        self.steps = 0  # gradient steps seen
+        convolutional = any(isinstance(module, _ConvNd) for module in self.model.modules())
+        self.convolutional = convolutional
+        self.buffer = buffer or (128 if convolutional else 1568)
+        self.generator = torch.Generator().manual_seed(seed)
+        self._layers: list[Layer] | None = None
+        self._known: Widths | None = None
+        self._stepped = False
+        self._warned: set[str] = set()
+        self._taps = Taps(self.model, self.buffer, self._attach)
+        self._handles = [each.register_step_post_hook(self._optimizer_stepped) for each in self.optimizers]
+        if example is not None:
+            try:
+                self._taps.begin(_call_of(example))
+            except BaseException:
+                self.detach()
+                raise
+
+    # --- the beginning -----------------------------------------------------------------------------------
+
+    def _attach(self, call: Call) -> None:
+        """Find the widths, and watch those that can grow."""
+        known = remembered(self.model)
+        if known is None or self.tie or known.differs_from(self.model):
+            known = widths(self.model, _example_of(self.model, call), tie=self.tie)
+        self._known = known
+        chosen = [width for width in known.growable if self._matches(width)]
+        if not chosen:
+            raise ValueError(
+                f"no width to grow: of {', '.join(w.name for w in known.growable) or 'none that could'} the patterns "
+                f"include {self.include} and exclude {self.exclude} leave nothing"
+            )
+        chosen = self._watchable(chosen, call)
+        self._set_maxima(chosen)
+        start = getattr(self.strategy.trigger, "start", None)
+        for layer in chosen:
+            if "activations" in self.strategy.needs:
+                whole = getattr(self.strategy.trigger, "metric", None) == "orthogonality" and self.convolutional
+                layer.buffer = Buffer(self.buffer, whole)
+            if start is not None:
+                start(layer)
+        self._layers = chosen
+        needs = self.strategy.needs
+        self._taps.watch(chosen, "activations" in needs, "gradients" in needs)
+
+    def _matches(self, width: Width) -> bool:
+        names = {width.name, *(axis.module for axis in width.producers)}
+
+        def match(patterns: Sequence[str]) -> bool:
+            return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+        return match(self.include) and not match(self.exclude)
+
+    def _watchable(self, chosen: Sequence[Width], call: Call) -> list[Layer]:
+        """Layers of the widths that the strategy can serve; the others are named in a warning."""
+        needs = self.strategy.needs
+        routes = find_routes(self.model, chosen, call) if needs else {}
+        check = getattr(self.strategy.initialization, "check", None)
+        layers, left_out = [], {}
+        for width in chosen:
+            route = routes.get(width.name)
+            if isinstance(route, str):
+                left_out[width.name] = route
+                continue
+            layer = Layer(self.model, width, route, self.convolutional)
+            layer.calls = [call]
+            if route is not None and "gradients" in needs:
+                bridge = find_bridge(self.model, width, route, call)
+                if isinstance(bridge, str):
+                    if not hasattr(self.strategy.trigger, "needs"):
+                        bridge = None  # a user's own trigger may do without
+                    else:
+                        left_out[width.name] = bridge
+                        continue
+                layer.bridge = bridge
+            if route is not None and "trials" in needs:
+                probe = probed(self.model, width, route, call)
+                if isinstance(probe, str):
+                    left_out[width.name] = probe
+                    continue
+            if check is not None:
+                check(layer)
+            layers.append(layer)
+        if left_out:
+            listed = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+            if not layers:
+                raise ValueError(f"the strategy can grow none of the widths ({listed})")
+            warnings.warn(f"widths that the strategy cannot watch do not grow ({listed})", stacklevel=5)
+        for layer in layers:
+            layer.calls = self._taps.calls
+        return layers
+
+    def _set_maxima(self, layers: Sequence[Layer]) -> None:
+        given = self.max_width
+        assert self._known is not None
+        if isinstance(given, Mapping):
+            named: dict[str, int | float] = {self._known[name].name: size for name, size in given.items()}
+        else:
+            named = {} if given is None else {layer.name: given for layer in layers}
+        for layer in layers:
+            limit = named.get(layer.name)
+            if limit is None:
+                continue
+            if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+                raise TypeError(
+                    f"max_width of {layer.name}: expected an int, or a float times its size, not {limit!r}"
+                )
+            layer.maximum = resolved_size(limit, layer.initial)
+            if layer.maximum < layer.size:
+                raise ValueError(
+                    f"max_width of {layer.name} is {layer.maximum}, below its present size of {layer.size}"
+                    + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")
+                )
+
+    # --- every step --------------------------------------------------------------------------------------
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The present size of each width that is watched."""
+        return {layer.name: layer.size for layer in self._layers or ()}
+
+    @property
+    def layers(self) -> list[Layer]:
+        """What triggers and initializations see."""
+        return list(self._layers or ())
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> list[Event]:
+        """Look at the model after a gradient step and grow what is due.
+
+        Args:
+            closure: runs the model and returns the loss; needed by 'nest' on convolutions.
+
+        Returns:
+            What grew; often nothing.
+        """
+        if self._layers is None:
+            self._warn("the model has not been trained on anything yet: nothing is known of it")
+            return []
+        taps = self._taps
+        stepped, passes, backwards = self._stepped, taps.passes, taps.backwards
+        self._stepped, taps.passes, taps.backwards = False, 0, 0
+        events: list[Event] = []
+        if not stepped:
+            self._warn(
+                "no optimizer step since the last step of the grower: nothing is looked at until there is one"
+            )
+        elif passes == 0:
+            self._warn(
+                "the model has not been run in training mode, with gradients, since the last step: its activations "
+                "are not known"
+            )
+        elif backwards == 0 and taps.backward_visible:
+            self._warn("the optimizer was stepped without a backward pass through the model")
+        else:
+            self.steps += 1
+            if (self.steps - 1) % self.every == 0:
+                events = self._look(closure)
+        for layer in self._layers:
+            layer.pairs.clear()
+            layer.gradient_norms.clear()
+        self._thin_out()
+        return events
+
+    def _thin_out(self) -> None:
+        """Do not record what will have left the buffer before it is looked at."""
+        calls = self._taps.calls
+        after_the_next = -(self.steps) % self.every  # steps between the next one and the one looked at
+        self._taps.wanted = not calls or after_the_next * calls[-1].samples < self.buffer
+
+    def _look(self, closure: Callable[[], Any] | None) -> list[Event]:
+        assert self._layers is not None
+        needs_loss = getattr(self.strategy.initialization, "needs_loss", None)
+        due: list[tuple[Layer, Decision, int]] = []
+        for layer in self._layers:
+            if layer.maximum is not None and layer.size >= layer.maximum:
+                continue
+            if needs_loss is not None and closure is None and needs_loss(layer):
+                raise TypeError(
+                    f"{layer.name}: this strategy must evaluate the loss again: call grower.step(closure) with a "
+                    "function that runs the model and returns its loss"
+                )
+            layer.step = self.steps
+            self._check_samples(layer)
+            try:
+                decision = self.strategy.trigger(layer)
+            except NotFinite as error:
+                self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
+                return []
+            decision = decision if isinstance(decision, Decision) else Decision(_whole(decision, layer))
+            self.history.observe(
+                Observation(self.steps, layer.name, layer.size, decision.metric, decision.threshold, decision.count)
+            )
+            count = decision.count if layer.maximum is None else min(decision.count, layer.maximum - layer.size)
+            if count > 0:
+                due.append((layer, decision, count))
+        return self._grow(due, closure) if due else []
+
+    def _check_samples(self, layer: Layer) -> None:
+        if layer.buffer is not None and layer.buffer.blocks and layer.buffer.columns < layer.size:
+            self._warn(
+                f"{layer.name} has {layer.size} neurons but its activations are measured on "
+                f"{layer.buffer.columns} samples only, which bounds their rank: use larger batches or a larger buffer",
+                key=f"{layer.name} samples",
+            )
+
+    def _grow(self, due: Sequence[tuple[Layer, Decision, int]], closure: Callable[[], Any] | None) -> list[Event]:
+        """Initialize all, on the model as it was in the training pass, then grow one after the other."""
+        started = time.perf_counter()
+        calls = self._taps.calls
+        calls[:] = [call for call in calls if call.intact]
+        self._taps.muted = True
+        try:
+            news: list[tuple[Layer, Decision, Neurons]] = []
+            room = self._room()
+            for layer, decision, count in due:
+                count = self._affordable(layer, count, room)
+                if count == 0:
+                    continue
+                layer.seed = int(torch.randint(2**31, (1,), generator=self.generator))
+                layer.loss_with = None if closure is None else self._loss_with(layer, closure)
+                try:
+                    neurons = self.strategy.initialization(layer, count, self.generator)  # type: ignore[operator]
+                except NotFinite as error:
+                    self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
+                    return []
+                if neurons.why_fewer is not None:
+                    self._warn(f"{layer.name}: {neurons.why_fewer}", key=f"{layer.name} fewer")
+                if neurons.count:
+                    news.append((layer, decision, neurons))
+                    room -= self._cost(layer, neurons.count)
+            events = self._apply(news, time.perf_counter() - started)
+            self._refresh([layer for layer, _, _ in news])
+            return events
+        finally:
+            self._taps.muted = False
+
+    def _apply(self, news: Sequence[tuple[Layer, Decision, Neurons]], before: float) -> list[Event]:
+        events: list[Event] = []
+        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        for _, _, neurons in news:
+            for name, change in neurons.changes.items():
+                tensors[name].add_(change.to(tensors[name]))
+        done: list[Plan] = []
+        for layer, decision, neurons in news:
+            started, size = time.perf_counter(), layer.size
+            values = {key: _fitted(key, value, done) for key, value in neurons.values.items()}
+            plan = grow(
+                self.model,
+                layer.width,
+                neurons.count,
+                initialization=lambda model, width, count, own=values: own,
+                optimizer=self.optimizers,
+                ema=self.ema,
+                generator=self.generator,
+            )
+            done.append(plan)
+            seconds = time.perf_counter() - started + before / len(news)
+            event = Event(self.steps, layer.name, size, layer.size, decision.metric, decision.threshold, seconds)
+            self.history.events.append(event)
+            events.append(event)
+        return events
+
+    def _refresh(self, grown: Sequence[Layer]) -> None:
+        """Fill the buffers of grown layers with what the model now gives on the samples in them."""
+        layers = [layer for layer in grown if layer.buffer is not None and layer.route is not None]
+        for layer in layers:
+            layer.buffer.clear()  # type: ignore[union-attr]
+        layers = [layer for layer in layers if layer.maximum is None or layer.size < layer.maximum]
+        if not layers:
+            return
+        for call in self._taps.calls:
+            seen: set[str] = set()
+
+            def fill(layer: Layer, module: nn.Module, h: Tensor, seen: set[str] = seen) -> None:
+                if layer.name not in seen:
+                    seen.add(layer.name)
+                    layer.buffer.add(layer.route.neurons(layer.width, h, module))  # type: ignore[union-attr]
+
+            watches = []
+            for layer in layers:
+                assert layer.route is not None
+                module = self.model.get_submodule(layer.route.point.module)
+                action = lambda h, own=layer, at=module: fill(own, at, h)  # noqa: E731
+                watches.append(Watch(module, layer.route.side, action))
+            replay(self.model, call, watches, seed=layers[0].seed)
+
+    def _loss_with(self, layer: Layer, closure: Callable[[], Any]) -> Callable[[Any], float]:
+        """The loss with one more neuron of given values, for a moment."""
+
+        def loss(values: Mapping[tuple[str, int], Tensor]) -> float:
+            state = torch.get_rng_state()
+            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            grow(self.model, layer.width, 1, initialization=lambda *_: values, generator=self.generator)
+            try:
+                return float(closure())
+            finally:
+                shrink(self.model, layer.width, [layer.size - 1])
+                for name, buffer in self.model.named_buffers():
+                    buffer.copy_(buffers[name])
+                torch.set_rng_state(state)
+
+        return loss
+
+    # --- limits ------------------------------------------------------------------------------------------
+
+    def _room(self) -> float:
+        present = sum(parameter.numel() for parameter in self.model.parameters())
+        return float("inf") if self.max_parameters is None else self.max_parameters - present
+
+    def _cost(self, layer: Layer, count: int) -> int:
+        """How many parameters so many neurons add."""
+        structure, atom = layer.width.structure, layer.width.atom
+        names = {name for name, _ in structure.places[atom]} & dict(self.model.named_parameters()).keys()
+
+        def total() -> int:
+            return sum(torch.Size(map(size_of, structure.axes[name])).numel() for name in names)
+
+        before = total()
+        atom.size += count
+        try:
+            return total() - before
+        finally:
+            atom.size -= count
+
+    def _affordable(self, layer: Layer, count: int, room: float) -> int:
+        while count and self._cost(layer, count) > room:
+            count -= 1
+        return count
+
+    # --- what is kept ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that growth goes on from: sizes, baselines, buffers, the random state, the history."""
+        layers = {
+            layer.name: {
+                "initial": layer.initial,
+                "size": layer.size,
+                "maximum": layer.maximum,
+                "memory": dict(layer.memory),
+                "buffer": None if layer.buffer is None else layer.buffer.state_dict(),
+            }
+            for layer in self._layers or ()
+        }
+        return {
+            "steps": self.steps,
+            "layers": layers,
+            "sizes": {width.name: width.size for width in self._known.growable} if self._known else {},
+            "generator": self.generator.get_state(),
+            "calls": [(call.args, call.kwargs, call.autocast) for call in self._taps.calls],
+            "wanted": self._taps.wanted,
+            "history": self.history.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state.
+
+        The model is grown to the sizes it had then. Load its own state, and the optimizer's, afterwards.
+        """
+        calls = [Call.made(*call) for call in state["calls"]]
+        if self._layers is None and state["layers"]:
+            if not calls:
+                raise ValueError("this state was saved before the model was trained: there is nothing to load")
+            self._taps.begin(calls[0])
+        mine, theirs = {layer.name for layer in self._layers or ()}, set(state["layers"])
+        if mine != theirs:
+            raise ValueError(
+                f"the state is of other widths: it has {sorted(theirs - mine)} more and lacks {sorted(mine - theirs)}"
+            )
+        if self._known is not None:
+            for name, size in state["sizes"].items():
+                width = self._known[name]
+                if size < width.size:
+                    raise ValueError(
+                        f"{name} has size {width.size}, more than the saved {size}: load a smaller model"
+                    )
+            for name, size in state["sizes"].items():
+                width = self._known[name]
+                if size > width.size:
+                    generator = torch.Generator().manual_seed(0)  # the values are loaded over
+                    count = size - width.size
+                    grow(self.model, width, count, optimizer=self.optimizers, ema=self.ema, generator=generator)
+        for layer in self._layers or ():
+            saved = state["layers"][layer.name]
+            layer.initial, layer.maximum = saved["initial"], saved["maximum"]
+            layer.memory = dict(saved["memory"])
+            if layer.buffer is not None and saved["buffer"] is not None:
+                layer.buffer.load_state_dict(saved["buffer"])
+        self.steps = state["steps"]
+        self.generator.set_state(state["generator"])
+        self._taps.calls[:] = calls
+        self._taps.wanted = state["wanted"]
+        self.history.load_state_dict(state["history"])
+
+    def detach(self) -> None:
+        """Take every hook off the model and the optimizer. The model stays as it has grown."""
+        self._taps.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    # --- small things ------------------------------------------------------------------------------------
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        self._stepped = True
+
+    def _warn(self, message: str, key: str | None = None) -> None:
+        if (key or message) not in self._warned:
+            self._warned.add(key or message)
+            warnings.warn(message, stacklevel=4)
+
+
+def _patterns(given: Sequence[str], what: str) -> list[str]:
+    if isinstance(given, str):
+        raise TypeError(f"{what}: expected a list of patterns, such as [{given!r}]")
+    return list(given)
+
+
+def _whole(count: Any, layer: Layer) -> int:
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise TypeError(f"{layer.name}: a trigger returns a Decision or an integer, not {count!r}")
+    return int(count)
+
+
+def _call_of(example: Example) -> Call:
+    if isinstance(example, Mapping):
+        return Call.of((), example)
+    return Call.of(example if isinstance(example, tuple) else (example,), {})
+
+
+def _example_of(model: nn.Module, call: Call) -> Example:
+    if not call.kwargs:
+        return call.args
+    bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
+    return {**bound.arguments}
+
+
+def _fitted(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:
+    """Values made before other widths grew, with zeros where these have new neurons."""
+    name, axis = key
+    for plan in done:
+        for edit in plan.edits:
+            if edit.tensor == name and edit.axis != axis:
+                values = edited(values, [edit], {edit.axis: 0.0})
+    return values

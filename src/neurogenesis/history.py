@@ -1,0 +1,86 @@
+"""What happened while a network grew, as plain records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """A growth: at which gradient step which width grew from which size to which, and why."""
+
+    step: int
+    width: str
+    before: int
+    after: int
+    metric: float | None
+    threshold: float | None
+    seconds: float  # that initialization and surgery took
+
+    def __str__(self) -> str:
+        why = "" if self.metric is None else f" ({self.metric:.4g} against {self.threshold:.4g})"
+        return f"step {self.step}: {self.width} {self.before} -> {self.after}{why}"
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a trigger saw of a width at a step: its size, the metric and its threshold, and how many it asked for."""
+
+    step: int
+    width: str
+    size: int
+    metric: float | None
+    threshold: float | None
+    count: int
+
+
+class History:
+    """Growth events in order, and what triggers saw.
+
+    Iterating gives the events. Observations are kept where they differ from the one before of the same width.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.observations: list[Observation] = []
+        self._last: dict[str, Observation] = {}
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.events)) or "no growth yet"
+
+    def of(self, width: str) -> list[Event]:
+        """The events of one width."""
+        return [event for event in self.events if event.width == width]
+
+    def observe(self, seen: Observation) -> None:
+        last = self._last.get(seen.width)
+        self._last[seen.width] = seen
+        if last is None or (last.size, last.metric, last.threshold, last.count) != (
+            seen.size, seen.metric, seen.threshold, seen.count
+        ):  # fmt: skip
+            self.observations.append(seen)
+
+    @property
+    def latest(self) -> dict[str, Observation]:
+        """The last observation of each width."""
+        return dict(self._last)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "events": [asdict(event) for event in self.events],
+            "observations": [asdict(seen) for seen in self.observations],
+            "latest": [asdict(seen) for seen in self._last.values()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.events = [Event(**event) for event in state["events"]]
+        self.observations = [Observation(**seen) for seen in state["observations"]]
+        self._last = {seen["width"]: Observation(**seen) for seen in state["latest"]}

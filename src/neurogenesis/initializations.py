@@ -1,0 +1,418 @@
+r"""How: initializations give new neurons their fan-in and fan-out.
+
+An initialization is a function of a `Layer`, a number of neurons and a random generator that returns `Neurons`. Like a
+trigger it may have ``needs``, of "activations", "gradients" and "trials" (runs with candidates), and ``check(layer)``,
+called once before training, which raises if it cannot serve a layer.
+
+Biases are 0. Fan-in and fan-out that are not zero are scaled to the mean norm of the present neurons (Firefly aside).
+What an initialization leaves out is random fan-in, and zero fan-out: the network's function does not change.
+
+Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from . import metrics
+from .layers import Layer, scaled_like
+from .metrics import Metric
+from .routes import probed
+from .structure import Axis
+
+
+@dataclass(frozen=True)
+class Neurons:
+    """New neurons: how many, and the values that are not the default.
+
+    Args:
+        count: how many; fewer than were asked for where there are no more to be had.
+        values: new values by parameter and axis, stacked along the axis that grows.
+        changes: what to add to present parameters, by name.
+        why_fewer: why there are fewer than were asked for.
+    """
+
+    count: int
+    values: Mapping[tuple[str, int], Tensor] = field(default_factory=dict)
+    changes: Mapping[str, Tensor] = field(default_factory=dict)
+    why_fewer: str | None = None
+
+
+Initialization = Callable[[Layer, int, torch.Generator], Neurons]
+
+
+def _values(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Tensor]:
+    return {(axis.tensor, axis.axis): layer.values(axis, new)}
+
+
+def _candidates(number: int | None, layer: Layer) -> int:
+    if number is not None:
+        return number
+    return 100 if layer.tensor(layer.producer).ndim > 2 else 1000
+
+
+@dataclass(frozen=True)
+class Random:
+    """Random fan-in, zero fan-out."""
+
+    needs = frozenset[str]()
+
+    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        return Neurons(count)
+
+
+@dataclass(frozen=True)
+class Select:
+    """The best of random candidates: those that, each alone, give the highest metric beside the present neurons.
+
+    Args:
+        metric: "effective_dimension", whose ties the sum of singular values breaks, or "orthogonality".
+        candidates: how many beyond the neurons to add; 1000, or 100 for convolutions.
+        eps: threshold of the effective rank.
+        least: keep those with the lowest metric instead, an ablation: the paper's program does so in dense layers.
+    """
+
+    metric: Metric = "effective_dimension"
+    candidates: int | None = None
+    eps: float = 0.01
+    least: bool = False
+    needs = frozenset({"activations", "trials"})
+
+    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        fan_in = layer.random_fan_in(_candidates(self.candidates, layer) + count, generator)
+        return self.best(layer, fan_in, count)
+
+    def best(self, layer: Layer, fan_in: Tensor, count: int) -> Neurons:
+        """The best of given candidates."""
+        H, new = layer.trial(fan_in)
+        if self.metric == "orthogonality" and H.shape[2] > 1:
+            scores = _orthogonality_of_images(H, new)
+            best = scores.argsort(descending=not self.least, stable=True)[:count]
+        else:
+            flat, rows = (each.movedim(1, 0).flatten(1) for each in (H, new))
+            best = metrics.best_candidates(flat, rows, count, self.metric, eps=self.eps, worst=self.least)
+        return Neurons(count, _values(layer, layer.producer, fan_in[best.to(fan_in.device)]))
+
+
+def _orthogonality_of_images(H: Tensor, new: Tensor) -> Tensor:
+    """The orthogonality of (positions x neurons) x samples with the positions of each candidate appended."""
+    flat = H.flatten(1).double()
+    gram, n = flat @ flat.T, len(flat)
+    scores = []
+    for candidate in new.double().unbind(1):
+        own = gram + candidate @ candidate.T
+        scores.append(metrics.orthogonality_of_gram(own, n))
+    return torch.tensor(scores)
+
+
+@dataclass(frozen=True)
+class Pre(Select):
+    r"""Candidates whose pre-activations are orthogonal to the present ones, then selected like `Select`.
+
+    .. math:: w = (H_{prev}^T)^+ v, \quad v \text{ a Gaussian vector projected on the kernel of } Z.
+
+    For dense layers only, and with more samples in the buffer than neurons.
+    """
+
+    def check(self, layer: Layer) -> None:
+        if layer.tensor(layer.producer).ndim != 2 or layer.producer.per_neuron > 1:
+            raise ValueError(
+                f"{layer.name}: no fan-in is known that makes pre-activations of a convolution orthogonal: use "
+                f"'select', or leave it out with exclude=[{layer.name!r}]"
+            )
+
+    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        H_prev, Z = (each.double() for each in layer.inputs_and_outputs())
+        v = torch.randn(_candidates(self.candidates, layer) + count, Z.shape[1], generator=generator).to(Z)
+        basis = _row_space(Z)
+        if basis.shape[0] >= Z.shape[1]:
+            return Neurons(0, why_fewer=f"its {layer.size} neurons fill all {Z.shape[1]} samples of the buffer")
+        v -= v @ basis.T @ basis
+        rows = (
+            torch.linalg.lstsq(H_prev.T, v.T, driver="gelsd").solution.T
+            if not H_prev.is_cuda
+            else (v @ torch.linalg.pinv(H_prev))
+        )
+        weight = layer.tensor(layer.producer)
+        fan_in = scaled_like(rows, layer.weight.double()).to(weight)
+        rest = weight.movedim(layer.producer.axis, 0).shape[1:]
+        return self.best(layer, fan_in.reshape(len(fan_in), 1, *rest), count)
+
+
+def _row_space(matrix: Tensor) -> Tensor:
+    """An orthonormal basis of the rows of a matrix, as rows."""
+    _, singular, vectors = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return vectors[singular > max(matrix.shape) * torch.finfo(torch.float32).eps * singular.max()]
+
+
+@dataclass(frozen=True)
+class Opt(Select):
+    """Candidates improved by projected gradient ascent of the sum of singular values, then selected like `Select`.
+
+    Costly: each step runs the model again up to the layer, forwards and backwards.
+
+    Args:
+        steps: gradient steps.
+        rate: length of a step, relative to the candidates' norm.
+    """
+
+    steps: int = 10
+    rate: float = 0.1
+
+    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        fan_in = layer.random_fan_in(_candidates(self.candidates, layer) + count, generator)
+        for _ in range(self.steps):
+            fan_in = fan_in.detach().requires_grad_()
+            H, new = layer.trial(fan_in, gradients=True)
+            flat, rows = (each.movedim(1, 0).flatten(1) for each in (H, new))
+            with torch.enable_grad():
+                total = metrics.singular_sum_with(flat.detach(), rows).sum()
+            (gradient,) = torch.autograd.grad(total, fan_in)
+            with torch.no_grad():
+                step = scaled_like(gradient, layer.weight) * self.rate
+                fan_in = scaled_like(fan_in + step, layer.weight)
+        return self.best(layer, fan_in.detach(), count)
+
+
+@dataclass(frozen=True)
+class Weight:
+    r"""Random fan-in projected on the kernel of the producer's weights, :math:`w - W^+Ww`; zero fan-out."""
+
+    needs = frozenset[str]()
+
+    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        basis = _row_space(layer.weight)
+        room = layer.fan_in - len(basis)
+        if room < count:
+            why = f"its weights leave only {room} of {layer.fan_in} fan-in directions"
+        fan_in = layer.random_fan_in(min(count, room), generator)
+        if room == 0:
+            return Neurons(0, why_fewer=why)
+        rows = fan_in.flatten(1).double()
+        rows = rows - rows @ basis.T @ basis
+        fan_in = scaled_like(rows, layer.weight.double()).to(fan_in).reshape(fan_in.shape)
+        return Neurons(len(fan_in), _values(layer, layer.producer, fan_in), why_fewer=why if room < count else None)
+
+
+@dataclass(frozen=True)
+class GradMax:
+    """Zero fan-in, and the fan-out for which it gets the largest gradient.
+
+    These are the left singular vectors of the auxiliary gradient: at most as many as the next layer has neurons.
+
+    Reference: Evci et al., "GradMax: Growing Neural Networks using Gradient Information" (ICLR 2022).
+    """
+
+    needs = frozenset({"gradients"})
+
+    def check(self, layer: Layer) -> None:
+        assert layer.route is not None
+        probe = probed(layer.model, layer.width, layer.route, layer.calls[0])
+        if isinstance(probe, str):
+            raise ValueError(f"{layer.name}: {probe}")
+        where = f"between {layer.route.producer.module!r} and {layer.route.consumer.module!r}"
+        if not probe.slope().any():
+            modules = [path for path in layer.route.between if type(layer.model.get_submodule(path)) is nn.ReLU]
+            what = f"the ReLU {', '.join(map(repr, modules))}" if modules else "the activation function"
+            raise ValueError(
+                f"{layer.name}: {what} {where} has derivative 0 at 0, so that new neurons with zero fan-in would "
+                "never get a gradient: call ng.nn.replace_relu(model) first, or use ng.nn.ReLU where your code calls "
+                "relu"
+            )
+        if not probe.keeps_zero:
+            raise ValueError(
+                f"{layer.name}: what stands {where} is not 0 at 0: zero fan-in would change the outputs"
+            )
+
+    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        assert layer.bridge is not None
+        matrix = layer.bridge.matrix(layer.auxiliary_gradient()).double()
+        vectors, singular = _left_singular_vectors(matrix)
+        useful = int((singular > 1e-6 * singular[0]).sum()) if singular[0] > 0 else 0
+        present = layer.of_neurons(layer.consumer)
+        consumer_neurons = layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0).shape[1]
+        limit = min(count, consumer_neurons, useful)
+        # A row of the matrix is one consumer neuron and one place of its kernel; a neuron's fan-out is kept with
+        # the place first where several columns are its own.
+        fan_out = vectors[:, :limit].T
+        fan_out = _as_fan_out(layer, fan_out, present)
+        values = _values(layer, layer.consumer, scaled_like(fan_out, present)) if limit else {}
+        for axis in layer.width.producers:
+            zero = layer.tensor(axis).new_zeros(1)
+            shape = layer.of_neurons(axis).shape[1:]
+            values |= _values(layer, axis, zero.expand(limit, *shape)) if limit else {}
+        why = f"the auxiliary gradient has {useful} directions, the next layer {consumer_neurons} neurons"
+        return Neurons(limit, values, why_fewer=why if limit < count else None)
+
+
+def _left_singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Left singular vectors as columns and their singular values, largest first."""
+    vectors, singular, _ = torch.linalg.svd(matrix, full_matrices=False)
+    return vectors, singular
+
+
+def _as_fan_out(layer: Layer, rows: Tensor, present: Tensor) -> Tensor:
+    """Vectors over (consumer neurons x places) in the layout of `present`, neurons x per neuron x the rest."""
+    per_neuron = present.shape[1]
+    if per_neuron > 1:  # a flattened image: the places are the columns
+        rows = rows.reshape(len(rows), -1, per_neuron).movedim(1, 2)
+    return rows.reshape(len(rows), *present.shape[1:]).to(present)
+
+
+@dataclass(frozen=True)
+class Firefly:
+    r"""The candidates with the largest gradients among splits of present neurons and new ones.
+
+    A split halves a neuron's fan-out and gives one half to a copy; noise is added to the fan-in of the one and
+    subtracted from that of the other. A new neuron has random fan-in and a small random fan-out. Gradients are exact to
+    first order: from the gradient at the consumer's output as it is.
+
+    Args:
+        noise: norm of noise and of small fan-outs, relative to the present neurons' mean.
+        candidates: how many beyond the neurons to add, half of them splits; 1000, or 100 for convolutions.
+
+    Reference: Wu et al., "Firefly Neural Architecture Descent" (NeurIPS 2020).
+    """
+
+    noise: float = 1e-4
+    candidates: int | None = None
+    needs = frozenset({"gradients", "trials"})
+
+    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        total = _candidates(self.candidates, layer) + count
+        splits = total // 2
+        present, columns = layer.of_neurons(layer.producer), layer.of_neurons(layer.consumer)
+        copied = torch.randint(layer.size, (splits,), generator=generator)
+        noise = torch.rand((splits, *present.shape[1:]), generator=generator).to(present) * 2 - 1
+        noise = scaled_like(noise, present) * self.noise
+        fresh = layer.random_fan_in(total - splits, generator)
+        small = torch.rand((total - splits, *columns.shape[1:]), generator=generator).to(columns) * 2 - 1
+        small = scaled_like(small, columns) * self.noise
+        fan_in = torch.cat([present[copied] - noise, fresh])
+        fan_out = torch.cat([columns[copied] / 2, small])
+        sources = torch.cat([copied, torch.full((total - splits,), -1)])
+        bias = fan_in.new_zeros(total, present.shape[1])
+        for axis in layer.biases:
+            bias[:splits] = layer.of_neurons(axis)[copied]
+        scores = layer.trial_gradients(fan_in, bias, fan_out, sources)
+        chosen = self._chosen(scores, sources, count)
+        return self._neurons(layer, fan_in, fan_out, noise, sources, chosen)
+
+    @staticmethod
+    def _chosen(scores: Tensor, sources: Tensor, count: int) -> list[int]:
+        """The best, but no neuron split twice."""
+        chosen: list[int] = []
+        taken: set[int] = set()
+        for index in scores.argsort(descending=True, stable=True).tolist():
+            source = int(sources[index])
+            if len(chosen) < count and source not in taken:
+                chosen.append(index)
+                if source >= 0:
+                    taken.add(source)
+        return chosen
+
+    @staticmethod
+    def _neurons(
+        layer: Layer, fan_in: Tensor, fan_out: Tensor, noise: Tensor, sources: Tensor, chosen: list[int]
+    ) -> Neurons:
+        source = sources[chosen]
+        split = source >= 0
+        values: dict[tuple[str, int], Tensor] = {}
+        changes: dict[str, Tensor] = {}
+        for axis in layer.width.axes:
+            present = layer.of_neurons(axis)
+            if axis == layer.producer:
+                new = fan_in[chosen]
+                added = noise[torch.tensor(chosen)[split]]
+                changes[axis.tensor] = layer.change(axis, source[split], added)
+            elif axis.role == "consumer":
+                new = fan_out[chosen] if axis == layer.consumer else present[source.clamp_min(0)] / 2
+                new = new * split.reshape(-1, *[1] * (new.ndim - 1)).to(new) if axis != layer.consumer else new
+                change = layer.change(axis, source[split], -present[source[split]] / 2)
+                changes[axis.tensor] = changes.get(axis.tensor, 0) + change
+            else:
+                default = layer.default(axis, len(chosen))
+                copies = present[source.clamp_min(0)].to(default)
+                new = torch.where(split.reshape(-1, *[1] * (copies.ndim - 1)).to(copies.device), copies, default)
+            values |= _values(layer, axis, new)
+        return Neurons(len(chosen), values, changes)
+
+
+@dataclass(frozen=True)
+class NeST:
+    r"""Neurons that connect what would be connected most usefully, so that they lower the loss.
+
+    Dense: of the largest part of :math:`|A|`, the auxiliary gradient, each entry (o, i) adds
+    :math:`s\sqrt{|A_{oi}|}` to fan-in i and :math:`-\mathrm{sign}(A_{oi}) s\sqrt{|A_{oi}|}` to fan-out o, with a random
+    sign s. Convolutions: of random candidates, those that alone lower the loss most; `Grower.step` takes a closure
+    for that.
+
+    Args:
+        part: the part of the entries to connect.
+        candidates: for convolutions, how many beyond the neurons to add.
+
+    Reference: Dai et al., "NeST: A Neural Network Synthesis Tool Based on a Grow-and-Prune Paradigm" (2019).
+    """
+
+    part: float = 0.4
+    candidates: int | None = None
+    needs = frozenset({"gradients"})
+
+    def needs_loss(self, layer: Layer) -> bool:
+        """Whether it must evaluate the loss again."""
+        return layer.bridge is not None and bool(layer.bridge.producer)
+
+    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        if self.needs_loss(layer):
+            return self._by_loss(layer, count, generator)
+        assert layer.bridge is not None
+        gradient = layer.bridge.matrix(layer.auxiliary_gradient())
+        size = gradient.abs()
+        kept = size >= size.flatten().kthvalue(max(1, round((1 - self.part) * size.numel()))).values
+        root = (size * kept).sqrt()
+        signs = torch.rand((count, *gradient.shape), generator=generator).to(root) < 0.5
+        strokes = torch.where(signs, -root, root)
+        fan_in, fan_out = strokes.sum(1), -(gradient.sign() * strokes).sum(2)
+        present, columns = layer.of_neurons(layer.producer), layer.of_neurons(layer.consumer)
+        fan_in = scaled_like(fan_in.reshape(count, *present.shape[1:]), present)
+        fan_out = scaled_like(_as_fan_out(layer, fan_out, columns), columns)
+        values = _values(layer, layer.producer, fan_in) | _values(layer, layer.consumer, fan_out)
+        return Neurons(count, values)
+
+    def _by_loss(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        if layer.loss_with is None:
+            raise TypeError(
+                f"{layer.name}: 'nest' on convolutions must evaluate the loss again: call grower.step(closure) with "
+                "a function that runs the model and returns its loss"
+            )
+        total = _candidates(self.candidates, layer) + count
+        columns = layer.of_neurons(layer.consumer)
+        fan_in = layer.random_fan_in(total, generator)
+        fan_out = torch.rand((total, *columns.shape[1:]), generator=generator).to(columns) * 2 - 1
+        fan_out = scaled_like(fan_out, columns)
+        losses = []
+        for index in range(total):
+            one = slice(index, index + 1)
+            losses.append(layer.loss_with(self._both(layer, fan_in[one], fan_out[one])))
+        best = torch.tensor(losses, dtype=torch.float64).argsort(stable=True)[:count]
+        return Neurons(count, self._both(layer, fan_in[best], fan_out[best]))
+
+    @staticmethod
+    def _both(layer: Layer, fan_in: Tensor, fan_out: Tensor) -> dict[tuple[str, int], Tensor]:
+        return _values(layer, layer.producer, fan_in) | _values(layer, layer.consumer, fan_out)
+
+
+INITIALIZATIONS: dict[str, Callable[[], Initialization]] = {
+    "random": Random,
+    "select": Select,
+    "pre": Pre,
+    "opt": Opt,
+    "weight": Weight,
+    "gradmax": GradMax,
+    "firefly": Firefly,
+    "nest": NeST,
+}

@@ -1,0 +1,307 @@
+"""A width as triggers and initializations see it: its weights, what was seen of it, and trials of new neurons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from . import metrics
+from .bridge import Bridge
+from .buffers import Buffer
+from .edits import new_values
+from .replay import Call, Watch, replay
+from .routes import Route, grown_tensors, pick, positions_after, stack
+from .structure import Axis
+from .widths import Width
+
+
+class NotFinite(ArithmeticError):
+    """Activations or gradients of a layer are not all finite."""
+
+
+class Layer:
+    """A width with the layer that produces it and the one that consumes it, and what was seen of both.
+
+    A trigger gets one and says how many neurons to add; an initialization gets one and says with which weights.
+
+    Attributes:
+        width: the width.
+        initial: its size when growing began.
+        maximum: its largest size, or None.
+        step: how many gradient steps have been taken.
+        convolutional: whether the network has convolutions.
+        memory: numbers that a trigger keeps from step to step; saved with the `Grower`.
+    """
+
+    def __init__(self, model: nn.Module, width: Width, route: Route | None, convolutional: bool):
+        self.model, self.width, self.route = model, width, route
+        self.initial = width.size
+        self.maximum: int | None = None
+        self.step = 0
+        self.convolutional = convolutional
+        self.memory: dict[str, float] = {}
+        self.bridge: Bridge | None = None
+        self.buffer: Buffer | None = None
+        self.calls: Sequence[Call] = ()  # the model's latest inputs
+        self.pairs: list[tuple[Call, Tensor, Tensor]] = []  # H_prev and D of the passes since the last step
+        self.gradient_norms: dict[str, Tensor] = {}  # of fan-in and fan-out, per neuron
+        self.loss_with: Callable[[Mapping[tuple[str, int], Tensor]], float] | None = None
+        self.seed = 0  # of what is random in trials
+        self._aside: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"Layer({self.name!r}, size={self.size})"
+
+    @property
+    def name(self) -> str:
+        return self.width.name
+
+    @property
+    def size(self) -> int:
+        return self.width.size
+
+    # --- weights -----------------------------------------------------------------------------------------
+
+    @property
+    def producer(self) -> Axis:
+        """The rows of the first layer that produces the width."""
+        if self.route is not None:
+            return self.route.producer
+        return next(axis for axis in self.width.producers if self.tensor(axis).ndim > 1)
+
+    @property
+    def consumer(self) -> Axis:
+        """The columns of the first layer that consumes it."""
+        return self.route.consumer if self.route is not None else self.width.consumers[0]
+
+    def tensor(self, axis: Axis) -> Tensor:
+        path, _, name = axis.tensor.rpartition(".")
+        found: Tensor = getattr(self.model.get_submodule(path), name)
+        return found.detach()
+
+    def of_neurons(self, axis: Axis, tensor: Tensor | None = None) -> Tensor:
+        """A parameter, or something of its shape, neurons x per neuron x the rest."""
+        rows = (self.tensor(axis) if tensor is None else tensor).movedim(axis.axis, 0)
+        return rows[self.width.positions(axis).to(rows.device)]
+
+    @property
+    def weight(self) -> Tensor:
+        """The producer's weights, neurons x fan-in, without biases."""
+        return self.of_neurons(self.producer).flatten(1)
+
+    @property
+    def fan_in(self) -> int:
+        return self.tensor(self.producer).movedim(self.producer.axis, 0)[0].numel() * self.producer.per_neuron
+
+    def weight_rank(self, eps: float = 0.01) -> int:
+        """The effective rank of the producer's weights."""
+        weight = self.weight
+        if not math.isfinite(float(weight.sum())):
+            raise NotFinite(f"weights of {self.name}")
+        if self._aside is None or len(self._aside) != min(weight.shape):
+            self._aside = torch.zeros(min(weight.shape), dtype=torch.bool, device=weight.device)
+        return metrics.quick_rank(weight, eps, self._aside)
+
+    def fan_out_norms(self) -> Tensor:
+        """The norm of each neuron's outgoing weights, in all consumers together."""
+        parameters = dict(self.model.named_parameters())
+        squares = [
+            self.of_neurons(axis).flatten(1).float().square().sum(1)
+            for axis in self.width.consumers
+            if axis.tensor in parameters
+        ]
+        return torch.stack(squares).sum(0).sqrt()
+
+    # --- what was seen -----------------------------------------------------------------------------------
+
+    def rank(self, eps: float = 0.01, scale: Tensor | None = None) -> int:
+        """The effective rank of the activations in the buffer, their rows scaled if a scale is given."""
+        return self._filled_buffer().rank(eps, scale)
+
+    def orthogonality(self, scale: Tensor | None = None) -> float:
+        """The orthogonality of the activations in the buffer."""
+        return self._filled_buffer().orthogonality(scale)
+
+    def _filled_buffer(self) -> Buffer:
+        if self.buffer is None:
+            raise ValueError(
+                f"{self.name}: its activations are not watched, as the trigger does not say it needs them"
+            )
+        if self.buffer.drop_nonfinite():
+            raise NotFinite(f"activations of {self.name}")
+        return self.buffer
+
+    @property
+    def activations(self) -> Tensor:
+        """The activations H, neurons x samples, of the model as it is now on the samples in the buffer."""
+        return torch.cat([self._flat(seen["H"]) for seen in self._seen_again(())], 1)
+
+    def auxiliary_gradient(self) -> Tensor:
+        """The gradient of the bridging layer over the passes since the last step."""
+        assert self.bridge is not None
+        total = sum(self.bridge.gradient(H_prev, D) for _, H_prev, D in self.pairs)
+        assert isinstance(total, Tensor)
+        if not math.isfinite(float(total.sum())):
+            raise NotFinite(f"gradients of {self.name}")
+        return total
+
+    def auxiliary_bound(self) -> float:
+        """An upper bound of the auxiliary gradient's norm, at the cost of norms."""
+        assert self.bridge is not None
+        return sum(self.bridge.bound(H_prev, D) for _, H_prev, D in self.pairs)
+
+    # --- trials of new neurons ---------------------------------------------------------------------------
+
+    def random_fan_in(self, count: int, generator: torch.Generator) -> Tensor:
+        """Xavier-uniform fan-in of `count` neurons, scaled to the mean norm of the present neurons."""
+        shape = (count, *self.of_neurons(self.producer).shape[1:])
+        noise = torch.rand(shape, generator=generator) * 2 - 1
+        rows = self.tensor(self.producer).movedim(self.producer.axis, 0)
+        receptive = rows[0, 0].numel() if rows.ndim > 1 else 1
+        noise *= (6 / (rows[0].numel() + rows.shape[0] * receptive)) ** 0.5
+        return scaled_like(noise.to(rows), self.weight)
+
+    def trial(self, fan_in: Tensor, gradients: bool = False) -> tuple[Tensor, Tensor]:
+        """The activations of the present neurons and of candidates on the samples in the buffer.
+
+        Both are samples x neurons x positions.
+        """
+        runs = self._seen_again((), fan_in=fan_in, gradients=gradients)
+        return torch.cat([seen["H"] for seen in runs]), torch.cat([seen["new"] for seen in runs])
+
+    def inputs_and_outputs(self) -> tuple[Tensor, Tensor]:
+        """The producer's inputs H_prev and outputs Z on the samples in the buffer, features x samples."""
+        runs = self._seen_again(("H_prev", "Z"))
+        H_prev, Z = (torch.cat([seen[key].flatten(0, -2).T for seen in runs], 1) for key in ("H_prev", "Z"))
+        return H_prev, Z
+
+    def trial_gradients(self, fan_in: Tensor, bias: Tensor, fan_out: Tensor, sources: Tensor) -> Tensor:
+        """The norm of the gradient that each candidate would get, to first order: with D as it is.
+
+        Args:
+            fan_in: the candidates' weights in the producer, count x per neuron x the rest.
+            bias: their biases, count x per neuron.
+            fan_out: their weights in the consumer, likewise.
+            sources: the present neuron each is a copy of, or -1.
+        """
+        total: list[Tensor] = [torch.zeros_like(fan_in), torch.zeros_like(fan_out)]
+        for call, H_prev, D in self.pairs:
+            leaves = [fan_in.detach().clone().requires_grad_(), fan_out.detach().clone().requires_grad_()]
+            options = {"bias": bias, "H_prev": H_prev, "sources": sources, "gradients": True}
+            (seen,) = self._seen_again((), [call], fan_in=leaves[0], **options)
+            with torch.enable_grad():
+                output = self._consume(seen["consumed"], leaves[1])
+            gradients = torch.autograd.grad(output, leaves, D.reshape(output.shape).to(output), allow_unused=True)
+            total = [t if g is None else t + g for t, g in zip(total, gradients, strict=True)]
+        if not all(math.isfinite(float(t.sum())) for t in total):
+            raise NotFinite(f"gradients of {self.name}")
+        return sum(t.flatten(1).square().sum(1) for t in total).sqrt()  # type: ignore[union-attr]
+
+    def _consume(self, inputs: Tensor, fan_out: Tensor) -> Tensor:
+        """What candidates with a fan-out, count x per neuron x the rest, add to the consumer's output."""
+        axis, module = self.consumer, self.model.get_submodule(self.consumer.module)
+        weight = fan_out.flatten(0, 1).movedim(0, axis.axis)
+        if isinstance(module, _ConvNd):
+            convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
+            return convolve(inputs, weight, None, module.stride, module.padding, module.dilation)  # type: ignore
+        return F.linear(inputs, weight)
+
+    def _seen_again(
+        self,
+        also: Sequence[str],
+        calls: Sequence[Call] | None = None,
+        *,
+        fan_in: Tensor | None = None,
+        bias: Tensor | None = None,
+        H_prev: Tensor | None = None,
+        sources: Tensor | None = None,
+        gradients: bool = False,
+    ) -> list[dict[str, Tensor]]:
+        """Run the model again up to the consumer, with candidates if they are given, and note what passes by."""
+        route, model, width = self.route, self.model, self.width
+        if route is None:
+            raise ValueError(f"{self.name}: its layers cannot be watched")
+        modules = {path: model.get_submodule(path) for path in {route.producer.module, route.point.module}}
+        count = 0 if fan_in is None else len(fan_in)
+        tensors, attributes = {}, []
+        if fan_in is not None:
+            tensors, attributes = grown_tensors(model, width, route, count, fan_in, bias, sources)
+        positions = positions_after(width, route.point, count)
+        present, new = positions[: width.size], positions[width.size :]
+        result = []
+        for call in self.calls if calls is None else calls:
+            seen: dict[str, Tensor] = {}
+
+            def at_producer(x: Tensor, seen: dict[str, Tensor] = seen) -> Tensor | None:
+                if "H_prev" in also:
+                    seen.setdefault("H_prev", x)
+                return H_prev
+
+            def at_point(h: Tensor, seen: dict[str, Tensor] = seen) -> None:
+                if "H" not in seen:
+                    module = modules[route.point.module]
+                    seen["H"] = pick(h, module, present)
+                    if count:
+                        seen["new"] = pick(h, module, new)
+                        channel = 1 if isinstance(module, _ConvNd) else -1
+                        seen["consumed"] = h.index_select(channel, new.flatten().to(h.device))
+
+            def after_producer(z: Tensor, seen: dict[str, Tensor] = seen) -> None:
+                seen.setdefault("Z", z)
+
+            watches = [Watch(modules[route.point.module], route.side, at_point)]
+            if "H_prev" in also or H_prev is not None:
+                watches.append(Watch(modules[route.producer.module], "input", at_producer))
+            if "Z" in also:
+                watches.append(Watch(modules[route.producer.module], "output", after_producer))
+            replay(
+                model, call, watches, tensors=tensors, attributes=attributes, seed=self.seed, gradients=gradients
+            )
+            result.append(seen)
+        return result
+
+    @staticmethod
+    def _flat(values: Tensor) -> Tensor:
+        """Samples x neurons x positions as neurons x activations."""
+        return values.detach().movedim(1, 0).flatten(1)
+
+    # --- weights for growth ------------------------------------------------------------------------------
+
+    def default(self, axis: Axis, count: int) -> Tensor:
+        """What new neurons get along an axis by default, count x per neuron x the rest."""
+        generator = torch.Generator().manual_seed(self.seed)
+        old = self.tensor(axis)
+        rows = new_values(old, axis.axis, count * axis.per_neuron, self.width.fill(axis), generator)
+        return rows.movedim(axis.axis, 0).unflatten(0, (count, axis.per_neuron))
+
+    def change(self, axis: Axis, neurons: Tensor, added: Tensor) -> Tensor:
+        """A change of a parameter that adds something, neurons x per neuron x the rest, to some neurons."""
+        result = torch.zeros_like(self.tensor(axis))
+        positions = self.width.positions(axis)[neurons].flatten().to(result.device)
+        return result.index_add_(axis.axis, positions, added.flatten(0, 1).movedim(0, axis.axis).to(result))
+
+    def values(self, axis: Axis, new: Tensor) -> Tensor:
+        """Values of new neurons, count x per neuron x the rest, as `grow` takes them for a parameter."""
+        rest = self.tensor(axis).movedim(axis.axis, 0).shape[1:]
+        return stack(self.width, axis, new.reshape(len(new), axis.per_neuron, *rest))[1]
+
+    @cached_property
+    def biases(self) -> list[Axis]:
+        """The one-dimensional parameters of the first producer along the width."""
+        return [a for a in self.width.axes if a.module == self.producer.module and self.tensor(a).ndim == 1]
+
+
+def scaled_like(new: Tensor, present: Tensor) -> Tensor:
+    """New vectors (first axis) scaled to the mean norm of present ones; where these are all 0, as they are."""
+    norm = present.flatten(1).norm(dim=1).mean()
+    if not norm > 0:
+        return new
+    norms = new.flatten(1).norm(dim=1).clamp_min(torch.finfo(new.dtype).tiny)
+    return new * (norm / norms).reshape(-1, *[1] * (new.ndim - 1))

@@ -1,0 +1,155 @@
+"""Run a model again on inputs it has seen, with other tensors in place of its own and an eye on some of its layers.
+
+Nothing of the model changes: buffers are copied, the random state is put back, hooks are gone afterwards. The run
+ends as soon as everything has been seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+Side = Literal["input", "output"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments a model was called with, and whether under autocast."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast: tuple[str, torch.dtype] | None
+    versions: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        arguments = tree_map_only(Tensor, Tensor.detach, (tuple(args), dict(kwargs)))
+        device = next((leaf.device.type for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)), "cpu")
+        autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+        return Call.made(*arguments, autocast)
+
+    @staticmethod
+    def made(args: tuple[Any, ...], kwargs: dict[str, Any], autocast: tuple[str, torch.dtype] | None) -> Call:
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        return Call(args, kwargs, autocast, tuple(tensor._version for tensor in tensors))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody has written into the arguments since."""
+        return tuple(tensor._version for tensor in self.tensors) == self.versions
+
+    @property
+    def samples(self) -> int:
+        return next((len(tensor) for tensor in self.tensors if tensor.ndim), 1)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What to do with the input or output of a module in a run; what `action` returns takes its place."""
+
+    module: nn.Module
+    side: Side
+    action: Callable[[Tensor], Tensor | None]
+
+
+class _Seen(BaseException):
+    """Ends a run in the middle of the model's own code."""
+
+
+def replay(
+    model: nn.Module,
+    call: Call,
+    watches: Sequence[Watch],
+    *,
+    tensors: Mapping[str, Tensor] | None = None,
+    attributes: Sequence[tuple[nn.Module, str, Any]] = (),
+    seed: int = 0,
+    gradients: bool = False,
+    evaluation: bool = False,
+) -> None:
+    """Run the model until every watch has seen something; `evaluation` switches to that mode for the run."""
+    pending = list(watches)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
+
+    def on(watch: Watch, tensor: Tensor) -> Tensor | None:
+        result = watch.action(tensor)
+        if watch in pending:
+            pending.remove(watch)
+            if not pending:
+                raise _Seen
+        return result
+
+    with ExitStack() as stack:
+        for watch in watches:
+            stack.callback(observe(watch.module, watch.side, lambda tensor, own=watch: on(own, tensor)).remove)
+        stack.enter_context(_attributes(attributes))
+        if evaluation:
+            stack.enter_context(_attributes([(module, "training", False) for module in model.modules()]))
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if call.autocast is not None:
+            stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
+        torch.manual_seed(seed)
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        with suppress(_Seen):
+            torch.func.functional_call(model, {**buffers, **(tensors or {})}, call.args, call.kwargs, strict=False)
+
+
+class Hook:
+    """A hook that copies and pickles of the module it sits on do not take along."""
+
+    def __init__(self, action: Callable[..., Any] | None = None):
+        self.action = action
+
+    def __call__(self, *args: Any) -> Any:
+        return None if self.action is None else self.action(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return Hook()
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
+
+
+def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | None]) -> Any:
+    """Call `action` with the input or output of a module whenever it runs; returns what `remove`s that."""
+    if side == "output":
+
+        def after(_: nn.Module, args: Any, output: Any) -> Any:
+            return action(output) if isinstance(output, Tensor) else None
+
+        return module.register_forward_hook(Hook(after))
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args and isinstance(args[0], Tensor):
+            new = action(args[0])
+            return None if new is None else ((new, *args[1:]), kwargs)
+        name = next((name for name, value in kwargs.items() if isinstance(value, Tensor)), None)
+        new = None if name is None else action(kwargs[name])
+        return None if new is None else (args, {**kwargs, name: new})
+
+    return module.register_forward_pre_hook(Hook(before), with_kwargs=True)
+
+
+@contextmanager
+def _attributes(values: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+    """Set attributes of modules for a while."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in values]
+    try:
+        for module, name, value in values:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)

@@ -1,0 +1,106 @@
+"""Strategies: a trigger (when, where, how many) and an initialization (how), by name or of one's own.
+
+======================  ======================  =====================
+name                    trigger                 initialization
+======================  ======================  =====================
+``north-select``        activations             select
+``north-pre``           activations             pre
+``north-random``        activations             random
+``north-weight``        weights                 weight
+``north-integrated``    activations in use      random
+``gradmax``             gradients               gradmax
+``firefly``             gradients               firefly
+``nest``                gradients               nest
+``static``              never                   random
+======================  ======================  =====================
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from . import initializations as how
+from . import triggers as when
+from .initializations import INITIALIZATIONS, Initialization
+from .triggers import Trigger
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A trigger and an initialization; the latter may be given by name.
+
+    Example:
+        >>> from neurogenesis import Strategy, triggers
+        >>> Strategy(triggers.Linear(steps=1000, final=64), "select").initialization
+        Select(metric='effective_dimension', candidates=None, eps=0.01, least=False)
+    """
+
+    trigger: Trigger
+    initialization: Initialization | str = "random"
+
+    def __post_init__(self) -> None:
+        if not callable(self.trigger):
+            raise TypeError(
+                f"a trigger is a function of a layer, such as triggers.Activation(): not {self.trigger!r}"
+            )
+        if isinstance(self.initialization, str):
+            made = _named(self.initialization, INITIALIZATIONS, "initialization")
+            object.__setattr__(self, "initialization", made())
+        elif not callable(self.initialization):
+            raise TypeError(f"an initialization is a function or one of {', '.join(INITIALIZATIONS)}")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What of "activations", "gradients" and "trials" it takes; a plain function may use anything."""
+        everything = frozenset({"activations", "gradients", "trials"})
+        of_trigger: frozenset[str] = getattr(self.trigger, "needs", everything)
+        of_initialization: frozenset[str] = getattr(self.initialization, "needs", everything)
+        return of_trigger | of_initialization
+
+
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "north-select": lambda: Strategy(when.Activation(), how.Select()),
+    "north-pre": lambda: Strategy(when.Activation(), how.Pre()),
+    "north-random": lambda: Strategy(when.Activation(), how.Random()),
+    "north-weight": lambda: Strategy(when.Weight(), how.Weight()),
+    "north-integrated": lambda: Strategy(when.Integrated(), how.Random()),
+    "gradmax": lambda: Strategy(when.Gradient(), how.GradMax()),
+    "firefly": lambda: Strategy(when.Gradient(), how.Firefly()),
+    "nest": lambda: Strategy(when.Gradient(), how.NeST()),
+    "static": lambda: Strategy(when.Static(), how.Random()),
+}
+
+
+def strategy(given: str | Strategy) -> Strategy:
+    """A strategy by its name, or as it is."""
+    if isinstance(given, Strategy):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"strategy: expected a name or a Strategy, not {given!r}")
+    return _named(given, STRATEGIES, "strategy")()
+
+
+def register(name: str, make: Callable[[], Strategy]) -> Callable[[], Strategy]:
+    """Give a name to a strategy that a function makes.
+
+    Example:
+        >>> from neurogenesis import Strategy, strategies, triggers
+        >>> _ = strategies.register("linear-1000", lambda: Strategy(triggers.Linear(steps=1000)))
+    """
+    if name in STRATEGIES:
+        raise ValueError(f"there is a strategy called {name!r} already")
+    STRATEGIES[name] = make
+    return make
+
+
+def _named(name: str, known: dict[str, T], what: str) -> T:
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"unknown {what} {name!r}{hint}: one of {', '.join(known)}")

@@ -1,0 +1,150 @@
+"""Hooks that see what a user's own training step computes: activations, and gradients at the outputs of layers.
+
+They act in training passes only (training mode, gradients on), keep no more than triggers need, and can be removed
+without a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .layers import Layer
+from .replay import Call, Hook, observe
+from .tracing import tensors_in
+
+
+class Taps:
+    """All hooks on one model.
+
+    Args:
+        model: the model.
+        samples: how many of the latest samples the inputs kept for trials cover.
+        on_first_call: called once, before the first training pass, with its arguments.
+    """
+
+    def __init__(self, model: nn.Module, samples: int, on_first_call: Callable[[Call], None] | None = None):
+        self.model, self.samples = model, samples
+        self.calls: list[Call] = []  # the inputs of the latest training passes
+        self.passes = 0  # training passes since the last step
+        self.backwards = 0  # of these, how many had a backward pass
+        self.backward_visible = True  # whether the model's outputs show that
+        self.muted = False  # while we run the model ourselves
+        self.recording = False
+        self.wanted = True  # whether this step's activations will still be in the buffer when they are looked at
+        self._on_first_call = on_first_call
+        self._call: Call | None = None
+        self._seen: set[tuple[str, str]] = set()
+        self._inputs: dict[str, Tensor] = {}
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(Hook(self._enter), with_kwargs=True),
+            model.register_forward_hook(Hook(self._leave), always_call=True),
+        ]
+
+    def watch(self, layers: Sequence[Layer], activations: bool, gradients: bool) -> None:
+        for layer in layers:
+            route = layer.route
+            if route is None:
+                continue
+            producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
+            if activations:
+                point = self.model.get_submodule(route.point.module)
+                self._tap(
+                    layer, "H", point, route.side, lambda h, own=layer, at=point: self._activations(own, at, h)
+                )
+            if gradients and layer.bridge is not None:
+                self._tap(layer, "H_prev", producer, "input", lambda x, own=layer: self._input(own, x))
+                self._tap(layer, "output", consumer, "output", lambda y, own=layer: self._output(own, y))
+                for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")):
+                    self._tap_gradient(layer, axis, role)
+
+    def _tap(self, layer: Layer, what: str, module: nn.Module, side: Any, action: Callable[[Tensor], None]) -> None:
+        key = layer.name, what
+
+        def act(tensor: Tensor) -> None:
+            if self.recording and key not in self._seen:  # a layer called twice counts the first time
+                self._seen.add(key)
+                action(tensor)
+
+        self._handles.append(observe(module, side, act))
+
+    def _tap_gradient(self, layer: Layer, axis: Any, role: str) -> None:
+        path, _, name = axis.tensor.rpartition(".")
+        parameter = getattr(self.model.get_submodule(path), name)
+
+        def arrived(parameter: Tensor) -> None:
+            if not self.muted and parameter.grad is not None:
+                layer.gradient_norms[role] = layer.of_neurons(axis, parameter.grad).flatten(1).norm(dim=1)
+
+        if parameter.requires_grad:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
+
+    def begin(self, call: Call) -> None:
+        """Find out what to watch, the first time."""
+        if self._on_first_call is not None:
+            self.muted = True
+            try:
+                self._on_first_call(call)
+            finally:
+                self.muted = False
+            self._on_first_call = None
+
+    # --- what happens in a pass --------------------------------------------------------------------------
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if module is not self.model or self.muted or not (self.model.training and torch.is_grad_enabled()):
+            return
+        call = Call.of(args, kwargs)
+        self.begin(call)
+        self.recording, self._call = True, call
+        self._seen.clear()
+        self._inputs.clear()
+        self.passes += 1
+        if self.wanted:
+            self.calls.append(call)
+            held = sum(each.samples for each in self.calls)
+            while held - self.calls[0].samples >= self.samples:
+                held -= self.calls.pop(0).samples
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module is self.model and self.recording and not self.muted:
+            self.recording = False
+            self._inputs.clear()
+            outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            self.backward_visible = bool(outputs)
+            for tensor in outputs:
+                tensor.register_hook(self._went_backward)
+
+    def _went_backward(self, gradient: Tensor) -> None:
+        self.backwards += 1
+
+    def _activations(self, layer: Layer, module: nn.Module, tensor: Tensor) -> None:
+        full = layer.maximum is not None and layer.size >= layer.maximum
+        if self.wanted and layer.buffer is not None and not full:
+            assert layer.route is not None
+            with torch.no_grad():
+                layer.buffer.add(layer.route.neurons(layer.width, tensor.detach(), module))
+
+    def _input(self, layer: Layer, tensor: Tensor) -> None:
+        self._inputs[layer.name] = tensor.detach()
+
+    def _output(self, layer: Layer, tensor: Tensor) -> None:
+        H_prev, call = self._inputs.pop(layer.name, None), self._call
+        if H_prev is None or call is None or not tensor.requires_grad:
+            return
+
+        def arrived(gradient: Tensor) -> None:
+            if not self.muted:
+                layer.pairs.append((call, H_prev, gradient.detach()))
+
+        tensor.register_hook(arrived)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.calls.clear()
+        self._inputs.clear()
