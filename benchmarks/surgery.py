@@ -19,62 +19,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
-from torch.utils.weak import WeakIdKeyDictionary
 
 import neurogenesis as ng
 import tests.torchvision_shim  # noqa: F401  lets torchvision be imported beside a CPU torch
+from benchmarks.memory import LiveBytes
+from benchmarks.models import vgg11
 
 
 def seconds(action: Callable[[], Any]) -> float:
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
-
-
-def vgg11(classes: int = 10) -> nn.Sequential:
-    """VGG-11 for 32 x 32 images, without normalisation."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for width in (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool"):
-        if isinstance(width, str):
-            layers.append(nn.MaxPool2d(2))
-        else:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
-            channels = width
-    dense = [
-        nn.Flatten(),
-        nn.Linear(512, 4096),
-        nn.ReLU(),
-        nn.Linear(4096, 4096),
-        nn.ReLU(),
-        nn.Linear(4096, classes),
-    ]
-    return nn.Sequential(*layers, *dense)
-
-
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of some tensors and of all that operations make, while they live."""
-
-    def __init__(self, before: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages = WeakIdKeyDictionary()
-        for tensor in before:
-            self.storages[tensor.untyped_storage()] = True
-        self.peak = self.now
-
-    @property
-    def now(self) -> int:
-        return sum(storage.nbytes() for storage in self.storages)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, Tensor):
-                self.storages[tensor.untyped_storage()] = True
-        self.peak = max(self.peak, self.now)
-        return result
 
 
 def finding_widths(rounds: int = 5) -> dict[str, float]:

@@ -1,17 +1,21 @@
 """The auxiliary gradient: that of connections which bridge a layer, from its producer's input to its consumer's output.
 
 With :math:`D` the gradient at the consumer's output and :math:`H_{prev}` the producer's input, a new neuron with
-fan-out v and fan-in w changes the loss by :math:`v^T B w` to first order, where its activation function has slope 1.
+fan-out v and fan-in w changes the loss by :math:`v^T B w` to first order, if its activation function has slope 1.
 For dense layers :math:`B = D^T H_{prev}`. For convolutions the entries of B are those of the gradient of a bridging
-convolution, whose kernel reaches as far as both kernels, and the pooling between them, do together.
+convolution, whose kernel reaches as far as both kernels, and the pooling between them, do together. It is exact inside
+the image; where the consumer pads, it goes on beyond the border, where a real neuron would be cut off.
 
 Reference: Evci et al., "GradMax: Growing Neural Networks using Gradient Information" (ICLR 2022).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,12 +60,14 @@ class Bridge:
             D: the gradient of the loss at the consumer's output, likewise.
         """
         if not self.producer:
-            return D.flatten(0, -2).T @ H_prev.flatten(0, -2)
+            return D.flatten(0, -2).T.to(H_prev.dtype) @ H_prev.flatten(0, -2)
         D = D.reshape(*D.shape[:2], *D.shape[2:] or (1,) * len(self.producer))
         pads: list[int] = []
         for way, length, outputs in zip(self._ways(), H_prev.shape[2:], D.shape[2:], strict=True):
             extent = way.stride * (outputs - 1) + way.size
             pads[:0] = [way.padding, extent - way.padding - length]
+        if torch.Size(H_prev.shape[2:]).numel() <= torch.Size(way.size for way in self._ways()).numel():
+            return self._by_pairs(H_prev, D)
         kernel = tuple(way.size for way in self._ways())
         stride = [way.stride for way in self._ways()]
         ones, zeros = [1] * len(kernel), [0] * len(kernel)
@@ -71,6 +77,25 @@ class Bridge:
             stride, zeros, ones, False, zeros, 1, [False, True, False],
         )  # fmt: skip
         result: Tensor = gradients[1]
+        return result
+
+    def _by_pairs(self, H_prev: Tensor, D: Tensor) -> Tensor:
+        """The same for images smaller than the kernel: all pairs of positions at once, then their sums."""
+        ways, dims = self._ways(), len(self.producer)
+        outputs, inputs = D.shape[2:], H_prev.shape[2:]
+        pairs = D.flatten(1).T.to(H_prev.dtype) @ H_prev.flatten(1)
+        pairs = pairs.reshape(D.shape[1], *outputs, H_prev.shape[1], *inputs)
+        result = pairs.new_zeros(D.shape[1], H_prev.shape[1], *(way.size for way in ways))
+        for output in itertools.product(*map(range, outputs)):
+            into: list[Any] = [slice(None), slice(None)]
+            taken: list[Any] = [slice(None), *output, slice(None)]
+            for way, place, length in zip(ways, output, inputs, strict=True):
+                first = way.padding - way.stride * place  # where the first input lies in the kernel
+                start, stop = max(0, first), min(way.size, first + length)
+                into.append(slice(start, max(start, stop)))
+                taken.append(slice(start - first, max(start, stop) - first))
+            result[tuple(into)] += pairs[tuple(taken)]
+        assert result.ndim == 2 + dims
         return result
 
     def matrix(self, gradient: Tensor) -> Tensor:
@@ -109,6 +134,7 @@ class Bridge:
         return [_joined(*each) for each in zip(self.producer, self.pooling, self.consumer, strict=True)]
 
 
+@lru_cache
 def _offsets(producer: Kernel, pool: Pooling, consumer: Kernel) -> Tensor:
     """Where in the bridging kernel an entry of the consumer's kernel, the pooling and the producer's lies."""
     a = producer.dilation * torch.arange(producer.size)
@@ -116,6 +142,7 @@ def _offsets(producer: Kernel, pool: Pooling, consumer: Kernel) -> Tensor:
     return producer.stride * (b[:, None, None] + torch.arange(pool.window)[:, None]) + a
 
 
+@lru_cache
 def _joined(producer: Kernel, pool: Pooling, consumer: Kernel) -> Kernel:
     return Kernel(
         size=int(_offsets(producer, pool, consumer).max()) + 1,

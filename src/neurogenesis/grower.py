@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from .axes import size as size_of
+from .bridge import Bridge
 from .buffers import Buffer
 from .edits import edited
 from .history import Event, History, Observation
@@ -24,7 +25,7 @@ from .replay import Call, Watch, replay
 from .routes import find_bridge, find_routes, probed
 from .strategies import Strategy
 from .strategies import strategy as as_strategy
-from .structure import unwrapped
+from .structure import named_tensors, unwrapped
 from .surgery import Plan, grow, shrink
 from .taps import Taps
 from .tracing import Example
@@ -52,7 +53,7 @@ class Grower:
         exclude: patterns of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
         buffer: how many of the latest samples activations are measured on; 1568, or 128 in networks with
-            convolutions.
+            convolutions. Strategies that look at them begin when so many have been seen.
         seed: of everything random in growth. Torch's global random state is never used.
         ema: an averaged copy of the model, grown along.
 
@@ -60,7 +61,7 @@ class Grower:
         >>> import torch, neurogenesis as ng
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> optimizer = torch.optim.Adam(model.parameters())
-        >>> grower = ng.Grower(model, optimizer, "north-random", max_width=10)
+        >>> grower = ng.Grower(model, optimizer, "north-random", max_width=10, buffer=64)
         >>> for _ in range(3):
         ...     model(torch.randn(64, 4)).square().mean().backward()
         ...     optimizer.step()
@@ -93,7 +94,7 @@ class Grower:
         check_optimizers(self.model, dict(self.model.named_parameters()), self.optimizers)
         self.strategy = as_strategy(strategy)
         for name, number in (("every", every), ("buffer", buffer), ("max_parameters", max_parameters)):
-            if number is not None and (not isinstance(number, int) or number < 1):
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
                 raise ValueError(f"{name}: expected a positive integer, not {number!r}")
         present = sum(parameter.numel() for parameter in self.model.parameters())
         if max_parameters is not None and max_parameters < present:
@@ -112,6 +113,7 @@ class Grower:
         self._layers: list[Layer] | None = None
         self._known: Widths | None = None
         self._stepped = False
+        self._untrained: dict[str, Tensor] | None = None  # the parameters, until the buffers are full
         self._warned: set[str] = set()
         self._taps = Taps(self.model, self.buffer, self._attach)
         self._handles = [each.register_step_post_hook(self._optimizer_stepped) for each in self.optimizers]
@@ -131,10 +133,14 @@ class Grower:
             known = widths(self.model, _example_of(self.model, call), tie=self.tie)
         self._known = known
         chosen = [width for width in known.growable if self._matches(width)]
+        if not known.growable:
+            raise ValueError(
+                "no width of this model can grow:\n" + "\n".join(f"  {w.name}: {w.reason}" for w in known)
+            )
         if not chosen:
             raise ValueError(
-                f"no width to grow: of {', '.join(w.name for w in known.growable) or 'none that could'} the patterns "
-                f"include {self.include} and exclude {self.exclude} leave nothing"
+                f"include={self.include} and exclude={self.exclude} leave no width to grow of "
+                + ", ".join(width.name for width in known.growable)
             )
         chosen = self._watchable(chosen, call)
         self._set_maxima(chosen)
@@ -147,6 +153,8 @@ class Grower:
                 start(layer)
         self._layers = chosen
         needs = self.strategy.needs
+        if "activations" in needs:
+            self._untrained = {name: own.detach().clone() for name, own in self.model.named_parameters()}
         self._taps.watch(chosen, "activations" in needs, "gradients" in needs)
 
     def _matches(self, width: Width) -> bool:
@@ -172,13 +180,11 @@ class Grower:
             layer.calls = [call]
             if route is not None and "gradients" in needs:
                 bridge = find_bridge(self.model, width, route, call)
-                if isinstance(bridge, str):
-                    if not hasattr(self.strategy.trigger, "needs"):
-                        bridge = None  # a user's own trigger may do without
-                    else:
-                        left_out[width.name] = bridge
-                        continue
-                layer.bridge = bridge
+                if isinstance(bridge, Bridge):
+                    layer.bridge = bridge
+                elif any("gradients" in getattr(part, "needs", ()) for part in self._parts()):
+                    left_out[width.name] = bridge
+                    continue  # else it is a function of the user's own, which may do without
             if route is not None and "trials" in needs:
                 probe = probed(self.model, width, route, call)
                 if isinstance(probe, str):
@@ -205,9 +211,9 @@ class Grower:
             named = {} if given is None else {layer.name: given for layer in layers}
         for layer in layers:
             limit = named.get(layer.name)
-            if limit is None:
+            if limit is None or limit == float("inf"):
                 continue
-            if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+            if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit:
                 raise TypeError(
                     f"max_width of {layer.name}: expected an int, or a float times its size, not {limit!r}"
                 )
@@ -241,7 +247,10 @@ class Grower:
             What grew; often nothing.
         """
         if self._layers is None:
-            self._warn("the model has not been trained on anything yet: nothing is known of it")
+            self._warn(
+                "the model has not been run in training mode, with gradients, yet: nothing is known of it. Call "
+                "model.train(), or pass example="
+            )
             return []
         taps = self._taps
         stepped, passes, backwards = self._stepped, taps.passes, taps.backwards
@@ -265,6 +274,8 @@ class Grower:
         for layer in self._layers:
             layer.pairs.clear()
             layer.gradient_norms.clear()
+            if layer.buffer is not None:
+                layer.buffer.settle()
         self._thin_out()
         return events
 
@@ -276,6 +287,8 @@ class Grower:
 
     def _look(self, closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
+        self._refresh([layer for layer in self._layers if not self._up_to_date(layer)])
+        self._look_back()
         needs_loss = getattr(self.strategy.initialization, "needs_loss", None)
         due: list[tuple[Layer, Decision, int]] = []
         for layer in self._layers:
@@ -291,7 +304,7 @@ class Grower:
             try:
                 decision = self.strategy.trigger(layer)
             except NotFinite as error:
-                self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
+                self._start_over(error, layer)
                 return []
             decision = decision if isinstance(decision, Decision) else Decision(_whole(decision, layer))
             self.history.observe(
@@ -301,6 +314,41 @@ class Grower:
             if count > 0:
                 due.append((layer, decision, count))
         return self._grow(due, closure) if due else []
+
+    def _parts(self) -> tuple[Any, Any]:
+        return self.strategy.trigger, self.strategy.initialization
+
+    @staticmethod
+    def _up_to_date(layer: Layer) -> bool:
+        """Whether the buffer holds all its samples, of all neurons: the user may have grown the width by hand."""
+        held = layer.buffer
+        return held is None or not held.blocks or (held.complete and held.neurons == layer.size)
+
+    def _look_back(self) -> None:
+        """As soon as buffers are full, run their samples through the untrained network, for baselines."""
+        assert self._layers is not None
+        if self._untrained is None or not all(layer.ready for layer in self._layers if layer.buffer is not None):
+            return
+        tensors, self._untrained = self._untrained, None
+        if self.steps == 1:
+            return  # what the buffers hold is of the untrained network
+        if any(tensors[name].shape != own.shape for name, own in self.model.named_parameters()):
+            return  # grown by hand meanwhile
+        before = [(layer, layer.buffer) for layer in self._layers if layer.buffer is not None]
+        for layer, buffer in before:
+            layer.buffer = Buffer(buffer.limit, buffer.whole)
+        self._refresh([layer for layer, _ in before], tensors)
+        for layer, buffer in before:
+            assert layer.buffer is not None
+            layer.untrained = layer.buffer, tensors
+            layer.buffer = buffer
+
+    def _start_over(self, error: NotFinite, layer: Layer) -> None:
+        self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
+        self._taps.calls.clear()  # whatever went wrong came with one of these
+        for each in self._layers or ():
+            if each.buffer is not None:
+                each.buffer.clear()
 
     def _check_samples(self, layer: Layer) -> None:
         if layer.buffer is not None and layer.buffer.blocks and layer.buffer.columns < layer.size:
@@ -315,12 +363,14 @@ class Grower:
         started = time.perf_counter()
         calls = self._taps.calls
         calls[:] = [call for call in calls if call.intact]
+        if not calls and "activations" in self.strategy.needs:
+            self._warn("the model's inputs were overwritten before the step: no growth at such steps")
+            return []
         self._taps.muted = True
         try:
             news: list[tuple[Layer, Decision, Neurons]] = []
-            room = self._room()
             for layer, decision, count in due:
-                count = self._affordable(layer, count, room)
+                count = self._affordable(layer, count, [(other, own.count) for other, _, own in news])
                 if count == 0:
                     continue
                 layer.seed = int(torch.randint(2**31, (1,), generator=self.generator))
@@ -328,13 +378,12 @@ class Grower:
                 try:
                     neurons = self.strategy.initialization(layer, count, self.generator)  # type: ignore[operator]
                 except NotFinite as error:
-                    self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
+                    self._start_over(error, layer)
                     return []
                 if neurons.why_fewer is not None:
                     self._warn(f"{layer.name}: {neurons.why_fewer}", key=f"{layer.name} fewer")
                 if neurons.count:
                     news.append((layer, decision, neurons))
-                    room -= self._cost(layer, neurons.count)
             events = self._apply(news, time.perf_counter() - started)
             self._refresh([layer for layer, _, _ in news])
             return events
@@ -343,10 +392,6 @@ class Grower:
 
     def _apply(self, news: Sequence[tuple[Layer, Decision, Neurons]], before: float) -> list[Event]:
         events: list[Event] = []
-        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        for _, _, neurons in news:
-            for name, change in neurons.changes.items():
-                tensors[name].add_(change.to(tensors[name]))
         done: list[Plan] = []
         for layer, decision, neurons in news:
             started, size = time.perf_counter(), layer.size
@@ -365,10 +410,15 @@ class Grower:
             event = Event(self.steps, layer.name, size, layer.size, decision.metric, decision.threshold, seconds)
             self.history.events.append(event)
             events.append(event)
+        models = [self.model] if self.ema is None else [self.model, getattr(self.ema, "module", self.ema)]
+        for tensors in [named_tensors(model) for model in models]:
+            for _, _, neurons in news:
+                for name, change in neurons.changes.items():
+                    tensors[name].add_(_fitted((name, -1), change, done).to(tensors[name]))
         return events
 
-    def _refresh(self, grown: Sequence[Layer]) -> None:
-        """Fill the buffers of grown layers with what the model now gives on the samples in them."""
+    def _refresh(self, grown: Sequence[Layer], tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Fill the buffers of layers with what the model, or one with other tensors, gives on their samples."""
         layers = [layer for layer in grown if layer.buffer is not None and layer.route is not None]
         for layer in layers:
             layer.buffer.clear()  # type: ignore[union-attr]
@@ -389,7 +439,11 @@ class Grower:
                 module = self.model.get_submodule(layer.route.point.module)
                 action = lambda h, own=layer, at=module: fill(own, at, h)  # noqa: E731
                 watches.append(Watch(module, layer.route.side, action))
-            replay(self.model, call, watches, seed=layers[0].seed)
+            muted, self._taps.muted = self._taps.muted, True
+            try:
+                replay(self.model, call, watches, tensors=tensors, seed=layers[0].seed)
+            finally:
+                self._taps.muted = muted
 
     def _loss_with(self, layer: Layer, closure: Callable[[], Any]) -> Callable[[Any], float]:
         """The loss with one more neuron of given values, for a moment."""
@@ -397,11 +451,17 @@ class Grower:
         def loss(values: Mapping[tuple[str, int], Tensor]) -> float:
             state = torch.get_rng_state()
             buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            gradients = {parameter: parameter.grad for parameter in self.model.parameters()}
+            for parameter in gradients:
+                parameter.grad = None
             grow(self.model, layer.width, 1, initialization=lambda *_: values, generator=self.generator)
             try:
-                return float(closure())
+                with torch.enable_grad():  # a closure may go backward, as those of some optimizers do
+                    return float(closure())
             finally:
                 shrink(self.model, layer.width, [layer.size - 1])
+                for parameter, gradient in gradients.items():
+                    parameter.grad = gradient
                 for name, buffer in self.model.named_buffers():
                     buffer.copy_(buffers[name])
                 torch.set_rng_state(state)
@@ -410,28 +470,28 @@ class Grower:
 
     # --- limits ------------------------------------------------------------------------------------------
 
-    def _room(self) -> float:
-        present = sum(parameter.numel() for parameter in self.model.parameters())
-        return float("inf") if self.max_parameters is None else self.max_parameters - present
-
-    def _cost(self, layer: Layer, count: int) -> int:
-        """How many parameters so many neurons add."""
-        structure, atom = layer.width.structure, layer.width.atom
-        names = {name for name, _ in structure.places[atom]} & dict(self.model.named_parameters()).keys()
-
-        def total() -> int:
-            return sum(torch.Size(map(size_of, structure.axes[name])).numel() for name in names)
-
-        before = total()
-        atom.size += count
+    def _affordable(self, layer: Layer, count: int, also: Sequence[tuple[Layer, int]]) -> int:
+        """How many of so many neurons the limit of parameters allows, when other layers grow as well."""
+        if self.max_parameters is None:
+            return count
+        parameters, axes = dict(self.model.named_parameters()), layer.width.structure.axes
+        atoms = [(other.width.atom, added) for other, added in also]
+        for atom, added in atoms:
+            atom.size += added
         try:
-            return total() - before
+            while count:
+                layer.width.atom.size += count
+                total = sum(
+                    torch.Size(map(size_of, axes[name])).numel() if name in axes else own.numel()
+                    for name, own in parameters.items()
+                )
+                layer.width.atom.size -= count
+                if total <= self.max_parameters:
+                    break
+                count -= 1
         finally:
-            atom.size -= count
-
-    def _affordable(self, layer: Layer, count: int, room: float) -> int:
-        while count and self._cost(layer, count) > room:
-            count -= 1
+            for atom, added in atoms:
+                atom.size -= added
         return count
 
     # --- what is kept ------------------------------------------------------------------------------------
@@ -442,15 +502,16 @@ class Grower:
             layer.name: {
                 "initial": layer.initial,
                 "size": layer.size,
-                "maximum": layer.maximum,
                 "memory": dict(layer.memory),
                 "buffer": None if layer.buffer is None else layer.buffer.state_dict(),
             }
             for layer in self._layers or ()
         }
         return {
+            "strategy": repr(self.strategy),
             "steps": self.steps,
             "layers": layers,
+            "untrained": self._untrained,
             "sizes": {width.name: width.size for width in self._known.growable} if self._known else {},
             "generator": self.generator.get_state(),
             "calls": [(call.args, call.kwargs, call.autocast) for call in self._taps.calls],
@@ -464,6 +525,8 @@ class Grower:
 
         The model is grown to the sizes it had then. Load its own state, and the optimizer's, afterwards.
         """
+        if state["strategy"] != repr(self.strategy):
+            raise ValueError(f"the state is of another strategy, {state['strategy']}, not {self.strategy!r}")
         calls = [Call.made(*call) for call in state["calls"]]
         if self._layers is None and state["layers"]:
             if not calls:
@@ -489,10 +552,12 @@ class Grower:
                     grow(self.model, width, count, optimizer=self.optimizers, ema=self.ema, generator=generator)
         for layer in self._layers or ():
             saved = state["layers"][layer.name]
-            layer.initial, layer.maximum = saved["initial"], saved["maximum"]
+            layer.initial = saved["initial"]
             layer.memory = dict(saved["memory"])
             if layer.buffer is not None and saved["buffer"] is not None:
                 layer.buffer.load_state_dict(saved["buffer"])
+        self._untrained = state["untrained"]
+        self._set_maxima(self._layers or ())
         self.steps = state["steps"]
         self.generator.set_state(state["generator"])
         self._taps.calls[:] = calls
@@ -509,7 +574,7 @@ class Grower:
     # --- small things ------------------------------------------------------------------------------------
 
     def _optimizer_stepped(self, *_: Any) -> None:
-        self._stepped = True
+        self._stepped = self._taps.fresh = True
 
     def _warn(self, message: str, key: str | None = None) -> None:
         if (key or message) not in self._warned:
@@ -539,7 +604,13 @@ def _example_of(model: nn.Module, call: Call) -> Example:
     if not call.kwargs:
         return call.args
     bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
-    return {**bound.arguments}
+    example: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            raise ValueError(f"the model is called with *{name} and keywords at once: pass an example= of one kind")
+        example |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return example
 
 
 def _fitted(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:

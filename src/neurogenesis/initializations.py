@@ -119,10 +119,12 @@ class Pre(Select):
     """
 
     def check(self, layer: Layer) -> None:
-        if layer.tensor(layer.producer).ndim != 2 or layer.producer.per_neuron > 1:
+        module = layer.model.get_submodule(layer.producer.module)
+        if not isinstance(module, nn.Linear) or layer.producer.per_neuron > 1:
+            kind = "a convolution" if layer.tensor(layer.producer).ndim > 2 else "anything but a plain linear layer"
             raise ValueError(
-                f"{layer.name}: no fan-in is known that makes pre-activations of a convolution orthogonal: use "
-                f"'select', or leave it out with exclude=[{layer.name!r}]"
+                f"{layer.name}: no fan-in is known that makes pre-activations of {kind} orthogonal: use 'select', or "
+                f"leave it out with exclude=[{layer.name!r}]"
             )
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
@@ -168,8 +170,8 @@ class Opt(Select):
         for _ in range(self.steps):
             fan_in = fan_in.detach().requires_grad_()
             H, new = layer.trial(fan_in, gradients=True)
-            flat, rows = (each.movedim(1, 0).flatten(1) for each in (H, new))
             with torch.enable_grad():
+                flat, rows = (each.movedim(1, 0).flatten(1) for each in (H, new))
                 total = metrics.singular_sum_with(flat.detach(), rows).sum()
             (gradient,) = torch.autograd.grad(total, fan_in)
             with torch.no_grad():
@@ -229,9 +231,9 @@ class GradMax:
             )
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        assert layer.bridge is not None
-        matrix = layer.bridge.matrix(layer.auxiliary_gradient()).double()
-        vectors, singular = _left_singular_vectors(matrix)
+        if not layer.pairs:
+            return Neurons(0, why_fewer=_NO_GRADIENT)
+        vectors, singular = _left_singular_vectors(self._matrix(layer).double())
         useful = int((singular > 1e-6 * singular[0]).sum()) if singular[0] > 0 else 0
         present = layer.of_neurons(layer.consumer)
         consumer_neurons = layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0).shape[1]
@@ -247,6 +249,23 @@ class GradMax:
             values |= _values(layer, axis, zero.expand(limit, *shape)) if limit else {}
         why = f"the auxiliary gradient has {useful} directions, the next layer {consumer_neurons} neurons"
         return Neurons(limit, values, why_fewer=why if limit < count else None)
+
+    @staticmethod
+    def _matrix(layer: Layer) -> Tensor:
+        """Fan-out x fan-in: the gradient of the fan-in for each unit of fan-out, in the network as it is."""
+        assert layer.bridge is not None
+        assert layer.route is not None
+        norms = {axis.module for axis in layer.width.carriers} & set(layer.route.between)
+        if not layer.bridge.producer and not norms:
+            return layer.auxiliary_gradient()
+        present, weight = layer.of_neurons(layer.consumer), layer.of_neurons(layer.producer)
+        units = torch.eye(present[0].numel()).to(present)
+        fan_out = _as_fan_out(layer, units, present)
+        gradient, _ = layer.trial_gradients(weight.new_zeros(len(units), *weight.shape[1:]), fan_out)
+        return gradient.flatten(1)
+
+
+_NO_GRADIENT = "no gradient has reached it"
 
 
 def _left_singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,6 +302,8 @@ class Firefly:
     needs = frozenset({"gradients", "trials"})
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        if not layer.pairs:
+            return Neurons(0, why_fewer=_NO_GRADIENT)
         total = _candidates(self.candidates, layer) + count
         splits = total // 2
         present, columns = layer.of_neurons(layer.producer), layer.of_neurons(layer.consumer)
@@ -298,7 +319,8 @@ class Firefly:
         bias = fan_in.new_zeros(total, present.shape[1])
         for axis in layer.biases:
             bias[:splits] = layer.of_neurons(axis)[copied]
-        scores = layer.trial_gradients(fan_in, bias, fan_out, sources)
+        gradients = layer.trial_gradients(fan_in, fan_out, bias, sources)
+        scores = torch.cat([each.flatten(1) for each in gradients], 1).norm(dim=1)
         chosen = self._chosen(scores, sources, count)
         return self._neurons(layer, fan_in, fan_out, noise, sources, chosen)
 
@@ -369,6 +391,8 @@ class NeST:
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if self.needs_loss(layer):
             return self._by_loss(layer, count, generator)
+        if not layer.pairs:
+            return Neurons(0, why_fewer=_NO_GRADIENT)
         assert layer.bridge is not None
         gradient = layer.bridge.matrix(layer.auxiliary_gradient())
         size = gradient.abs()

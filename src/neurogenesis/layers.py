@@ -54,7 +54,7 @@ class Layer:
         self.gradient_norms: dict[str, Tensor] = {}  # of fan-in and fan-out, per neuron
         self.loss_with: Callable[[Mapping[tuple[str, int], Tensor]], float] | None = None
         self.seed = 0  # of what is random in trials
-        self._aside: Tensor | None = None
+        self.untrained: tuple[Buffer, Mapping[str, Tensor]] | None = None  # the buffer's samples, before training
 
     def __repr__(self) -> str:
         return f"Layer({self.name!r}, size={self.size})"
@@ -74,7 +74,8 @@ class Layer:
         """The rows of the first layer that produces the width."""
         if self.route is not None:
             return self.route.producer
-        return next(axis for axis in self.width.producers if self.tensor(axis).ndim > 1)
+        weights = [axis for axis in self.width.producers if self.tensor(axis).ndim > 1]
+        return max(weights, key=lambda axis: self.tensor(axis).numel())  # not the norms beside it
 
     @property
     def consumer(self) -> Axis:
@@ -89,7 +90,15 @@ class Layer:
     def of_neurons(self, axis: Axis, tensor: Tensor | None = None) -> Tensor:
         """A parameter, or something of its shape, neurons x per neuron x the rest."""
         rows = (self.tensor(axis) if tensor is None else tensor).movedim(axis.axis, 0)
-        return rows[self.width.positions(axis).to(rows.device)]
+        positions = self.width.positions(axis)
+        if self.width.in_order(axis):
+            return rows.reshape(*positions.shape, *rows.shape[1:])
+        return rows[positions.to(rows.device)]
+
+    def norms(self, axis: Axis, tensor: Tensor | None = None) -> Tensor:
+        """The norm of each neuron's part of a parameter, or of something of its shape."""
+        part = self.of_neurons(axis, tensor)
+        return torch.linalg.vector_norm(part, dim=tuple(range(1, part.ndim)))
 
     @property
     def weight(self) -> Tensor:
@@ -105,25 +114,23 @@ class Layer:
         weight = self.weight
         if not math.isfinite(float(weight.sum())):
             raise NotFinite(f"weights of {self.name}")
-        if self._aside is None or len(self._aside) != min(weight.shape):
-            self._aside = torch.zeros(min(weight.shape), dtype=torch.bool, device=weight.device)
-        return metrics.quick_rank(weight, eps, self._aside)
+        return metrics.quick_rank(weight, eps)
 
-    def fan_out_norms(self) -> Tensor:
-        """The norm of each neuron's outgoing weights, in all consumers together."""
-        parameters = dict(self.model.named_parameters())
-        squares = [
-            self.of_neurons(axis).flatten(1).float().square().sum(1)
-            for axis in self.width.consumers
-            if axis.tensor in parameters
-        ]
-        return torch.stack(squares).sum(0).sqrt()
+    def fan_out_norms(self, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The norm of each neuron's outgoing weights, in all consumers together; of other tensors, if given."""
+        present = dict(self.model.named_parameters()) if tensors is None else tensors
+        axes = [axis for axis in self.width.consumers if axis.tensor in present]
+        norms = [self.norms(axis, present[axis.tensor].detach()).float() for axis in axes]
+        return torch.stack(norms).norm(dim=0)
 
     # --- what was seen -----------------------------------------------------------------------------------
 
-    def rank(self, eps: float = 0.01, scale: Tensor | None = None) -> int:
-        """The effective rank of the activations in the buffer, their rows scaled if a scale is given."""
-        return self._filled_buffer().rank(eps, scale)
+    def rank(self, eps: float = 0.01, scale: Tensor | None = None, enough: int | None = None) -> int:
+        """The effective rank of the activations in the buffer, their rows scaled if a scale is given.
+
+        If it can be shown to be no larger than `enough` at less cost, an upper bound that is.
+        """
+        return self._filled_buffer().rank(eps, scale, enough)
 
     def orthogonality(self, scale: Tensor | None = None) -> float:
         """The orthogonality of the activations in the buffer."""
@@ -139,6 +146,11 @@ class Layer:
         return self.buffer
 
     @property
+    def ready(self) -> bool:
+        """Whether the buffer is full: a rank of fewer samples could not be compared with later ones."""
+        return self.buffer is not None and self.buffer.full
+
+    @property
     def activations(self) -> Tensor:
         """The activations H, neurons x samples, of the model as it is now on the samples in the buffer."""
         return torch.cat([self._flat(seen["H"]) for seen in self._seen_again(())], 1)
@@ -148,7 +160,7 @@ class Layer:
         assert self.bridge is not None
         total = sum(self.bridge.gradient(H_prev, D) for _, H_prev, D in self.pairs)
         assert isinstance(total, Tensor)
-        if not math.isfinite(float(total.sum())):
+        if not bool(total.isfinite().all()):
             raise NotFinite(f"gradients of {self.name}")
         return total
 
@@ -174,35 +186,44 @@ class Layer:
         Both are samples x neurons x positions.
         """
         runs = self._seen_again((), fan_in=fan_in, gradients=gradients)
-        return torch.cat([seen["H"] for seen in runs]), torch.cat([seen["new"] for seen in runs])
+        with torch.set_grad_enabled(gradients):
+            H, new = torch.cat([seen["H"] for seen in runs]), torch.cat([seen["new"] for seen in runs])
+        if not bool(H.isfinite().all() and new.isfinite().all()):
+            raise NotFinite(f"activations of {self.name}")
+        return H, new
 
     def inputs_and_outputs(self) -> tuple[Tensor, Tensor]:
         """The producer's inputs H_prev and outputs Z on the samples in the buffer, features x samples."""
         runs = self._seen_again(("H_prev", "Z"))
         H_prev, Z = (torch.cat([seen[key].flatten(0, -2).T for seen in runs], 1) for key in ("H_prev", "Z"))
+        if not bool(H_prev.isfinite().all() and Z.isfinite().all()):
+            raise NotFinite(f"activations of {self.name}")
         return H_prev, Z
 
-    def trial_gradients(self, fan_in: Tensor, bias: Tensor, fan_out: Tensor, sources: Tensor) -> Tensor:
-        """The norm of the gradient that each candidate would get, to first order: with D as it is.
+    def trial_gradients(
+        self, fan_in: Tensor, fan_out: Tensor, bias: Tensor | None = None, sources: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients that candidates' fan-in and fan-out would get, to first order: with D as it is.
 
         Args:
             fan_in: the candidates' weights in the producer, count x per neuron x the rest.
-            bias: their biases, count x per neuron.
             fan_out: their weights in the consumer, likewise.
+            bias: their biases, count x per neuron.
             sources: the present neuron each is a copy of, or -1.
         """
         total: list[Tensor] = [torch.zeros_like(fan_in), torch.zeros_like(fan_out)]
         for call, H_prev, D in self.pairs:
             leaves = [fan_in.detach().clone().requires_grad_(), fan_out.detach().clone().requires_grad_()]
-            options = {"bias": bias, "H_prev": H_prev, "sources": sources, "gradients": True}
-            (seen,) = self._seen_again((), [call], fan_in=leaves[0], **options)
+            (seen,) = self._seen_again(
+                (), [call], fan_in=leaves[0], bias=bias, H_prev=H_prev, sources=sources, gradients=True
+            )
             with torch.enable_grad():
-                output = self._consume(seen["consumed"], leaves[1])
-            gradients = torch.autograd.grad(output, leaves, D.reshape(output.shape).to(output), allow_unused=True)
-            total = [t if g is None else t + g for t, g in zip(total, gradients, strict=True)]
-        if not all(math.isfinite(float(t.sum())) for t in total):
+                output = self._consume(seen["consumed"].to(leaves[1].dtype), leaves[1])
+            gradients = torch.autograd.grad(output, leaves, D.reshape(output.shape).to(output))
+            total = [t + g for t, g in zip(total, gradients, strict=True)]
+        if not all(bool(t.isfinite().all()) for t in total):
             raise NotFinite(f"gradients of {self.name}")
-        return sum(t.flatten(1).square().sum(1) for t in total).sqrt()  # type: ignore[union-attr]
+        return total[0], total[1]
 
     def _consume(self, inputs: Tensor, fan_out: Tensor) -> Tensor:
         """What candidates with a fan-out, count x per neuron x the rest, add to the consumer's output."""
@@ -232,7 +253,8 @@ class Layer:
         count = 0 if fan_in is None else len(fan_in)
         tensors, attributes = {}, []
         if fan_in is not None:
-            tensors, attributes = grown_tensors(model, width, route, count, fan_in, bias, sources)
+            with torch.set_grad_enabled(gradients):
+                tensors, attributes = grown_tensors(model, width, route, count, fan_in, bias, sources)
         positions = positions_after(width, route.point, count)
         present, new = positions[: width.size], positions[width.size :]
         result = []
@@ -250,8 +272,9 @@ class Layer:
                     seen["H"] = pick(h, module, present)
                     if count:
                         seen["new"] = pick(h, module, new)
-                        channel = 1 if isinstance(module, _ConvNd) else -1
-                        seen["consumed"] = h.index_select(channel, new.flatten().to(h.device))
+                        if H_prev is not None:
+                            channel = 1 if isinstance(module, _ConvNd) else -1
+                            seen["consumed"] = h.index_select(channel, new.flatten().to(h.device))
 
             def after_producer(z: Tensor, seen: dict[str, Tensor] = seen) -> None:
                 seen.setdefault("Z", z)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -25,23 +25,32 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     autocast: tuple[str, torch.dtype] | None
-    versions: tuple[int, ...] = ()
+    tensors: tuple[Tensor, ...]
+    versions: tuple[int, ...]
 
     @staticmethod
     def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        arguments = tree_map_only(Tensor, Tensor.detach, (tuple(args), dict(kwargs)))
-        device = next((leaf.device.type for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)), "cpu")
-        autocast = (device, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
-        return Call.made(*arguments, autocast)
+        """A call that is being made now."""
+        if not kwargs and all(type(arg) is Tensor for arg in args):  # the usual case, in less time
+            arguments: tuple[Any, ...] = tuple(arg.detach() for arg in args), {}
+        else:
+            arguments = tree_map_only(Tensor, Tensor.detach, (tuple(args), dict(kwargs)))
+        call = Call.made(*arguments, None)
+        device = call.tensors[0].device.type if call.tensors else "cpu"
+        if torch.is_autocast_enabled(device):
+            call = replace(call, autocast=(device, torch.get_autocast_dtype(device)))
+        return call
 
     @staticmethod
     def made(args: tuple[Any, ...], kwargs: dict[str, Any], autocast: tuple[str, torch.dtype] | None) -> Call:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        return Call(args, kwargs, autocast, tuple(tensor._version for tensor in tensors))
+        leaves = args if not kwargs and all(type(arg) is Tensor for arg in args) else tree_leaves((args, kwargs))
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        return Call(args, kwargs, autocast, tensors, tuple(tensor._version for tensor in tensors))
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+    def copied(self) -> Call:
+        """The same with tensors of its own."""
+        args, kwargs = tree_map_only(Tensor, Tensor.clone, (self.args, self.kwargs))
+        return Call.made(args, kwargs, self.autocast)
 
     @property
     def intact(self) -> bool:
@@ -50,7 +59,7 @@ class Call:
 
     @property
     def samples(self) -> int:
-        return next((len(tensor) for tensor in self.tensors if tensor.ndim), 1)
+        return next((tensor.shape[0] for tensor in self.tensors if tensor.ndim), 1)
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,7 @@ class Hook:
     def __init__(self, action: Callable[..., Any] | None = None):
         self.action = action
 
+    @torch.compiler.disable
     def __call__(self, *args: Any) -> Any:
         return None if self.action is None else self.action(*args)
 

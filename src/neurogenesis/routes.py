@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,29 +35,24 @@ class Route:
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
         """The activations of the width's neurons at the point, samples x neurons x positions."""
-        return pick(tensor, module, width.positions(self.point))
+        return pick(tensor, module, width.positions(self.point), width.in_order(self.point))
 
 
-def pick(tensor: Tensor, module: nn.Module, positions: Tensor) -> Tensor:
-    """Some channels of a module's input or output, samples x neurons x positions."""
+def pick(tensor: Tensor, module: nn.Module, positions: Tensor, all_in_order: bool = False) -> Tensor:
+    """Some channels of a module's input or output, or all as they are, samples x neurons x positions."""
     count, per_neuron = positions.shape
-    flat = positions.flatten()
     if isinstance(module, (_ConvNd, _NormBase)):
         if isinstance(module, _ConvNd) and tensor.ndim < module.weight.ndim:
             tensor = tensor[None]  # no batch axis
-        if not _all_in_order(flat, tensor.shape[1]):
-            tensor = tensor.index_select(1, flat.to(tensor.device))
+        if not all_in_order:
+            tensor = tensor.index_select(1, positions.flatten().to(tensor.device))
         return tensor.reshape(len(tensor), count, per_neuron, *tensor.shape[2:]).flatten(2)
     if tensor.ndim == 1:
         tensor = tensor[None]
-    if not _all_in_order(flat, tensor.shape[-1]):
-        tensor = tensor.index_select(-1, flat.to(tensor.device))
+    if not all_in_order:
+        tensor = tensor.index_select(-1, positions.flatten().to(tensor.device))
     tensor = tensor.reshape(*tensor.shape[:-1], count, per_neuron)
     return tensor.movedim(-2, 1).flatten(2)
-
-
-def _all_in_order(positions: Tensor, length: int) -> bool:
-    return len(positions) == length and bool((positions == torch.arange(length)).all())
 
 
 def find_routes(model: nn.Module, widths: Sequence[Width], call: Call) -> dict[str, Route | str]:
@@ -173,10 +169,11 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bri
         return Bridge()
     kernels = _kernels(producer)
     if isinstance(consumer, _ConvNd):
-        grid, consumed = probe.after_shape[2:], _kernels(consumer)
+        grid: tuple[int, ...] | None = tuple(probe.after_shape[2:])
+        consumed = _kernels(consumer)
     elif len(probe.after_shape) == 2:  # a flattened image: a kernel as large as it
-        grid = _grid(route.consumer.per_neuron, probe.before.shape[2:])
-        consumed = tuple(Kernel(length, 1, 0, 1) for length in grid)
+        grid = probe.grid()
+        consumed = tuple(Kernel(length, 1, 0, 1) for length in grid or ())
     else:
         return f"{route.consumer.module} takes each position of {route.producer.module} alone"
     pooling = probe.pooling(grid)
@@ -209,15 +206,6 @@ def _kernels(module: _ConvNd) -> tuple[Kernel, ...]:
     return tuple(map(Kernel, sizes, module.stride, paddings, dilations))
 
 
-def _grid(positions: int, image: Sequence[int]) -> tuple[int, ...]:
-    """The shape of the image that was flattened, which has the proportions of the one in front of it."""
-    side = round(positions ** (1 / len(image)))
-    if side ** len(image) == positions:
-        return (side,) * len(image)
-    factor = round((torch.Size(image).numel() / positions) ** (1 / len(image)))
-    return tuple(length // factor for length in image)
-
-
 @dataclass
 class Probe:
     """What becomes of a new neuron between producer and consumer."""
@@ -237,37 +225,71 @@ class Probe:
         """Whether a neuron that is 0 arrives as 0."""
         return not bool(self.after[:, 0].any())
 
-    def pooling(self, grid: Sequence[int]) -> tuple[Pooling, ...] | str:
-        if torch.Size(grid).numel() != self.after.shape[2]:
-            return "positions between producer and consumer cannot be followed"
+    def grid(self) -> tuple[int, ...] | None:
+        """The shape of the positions that arrive, if they are an image, flattened."""
+        if self.after.shape[2] > _POSITIONS:
+            return None
+        supports = [self._support(number) for number in range(self.after.shape[2])]
+        if any(support is None for support in supports):
+            return None
+        starts = [tuple(start for start, _ in support) for support in supports if support is not None]
+        sides = tuple(len(set(along)) for along in zip(*starts, strict=True))
+        expected = list(itertools.product(*(sorted(set(along)) for along in zip(*starts, strict=True))))
+        return sides if starts == expected else None
+
+    def pooling(self, grid: Sequence[int] | None) -> tuple[Pooling, ...] | str:
+        """The pooling along each dimension, the same at all positions but those at the border."""
+        irregular = "what stands between producer and consumer mixes positions"
+        if grid is None or torch.Size(grid).numel() != self.after.shape[2]:
+            return irregular
         result = []
         for dim, length in enumerate(grid):
-            places = range(length // 2, min(length, length // 2 + 2))
-            supports = []
-            for place in places:
+            supports: list[tuple[int, int]] = []
+            for place in range(length):
                 at = [side // 2 for side in grid]
                 at[dim] = place
-                number = 0
-                for side, position in zip(grid, at, strict=True):
-                    number = number * side + position
-                gradient = self._gradient(self.after[0, 1, number], 1)[0]
-                touched = gradient.movedim(dim, 0).flatten(1).any(1).nonzero().flatten().tolist()
-                weights = gradient[gradient != 0]
-                even = len(weights) > 0 and torch.allclose(weights, weights[0]) and float(weights[0]) > 0
-                if not even or touched != list(range(touched[0], touched[-1] + 1)):
-                    return "what stands between producer and consumer mixes positions"
-                supports.append((touched[0], touched[-1] + 1))
-            pooling = pooling_from(supports, places[0])
-            if pooling.stride < 1:
-                return "what stands between producer and consumer mixes positions"
+                support = self._support(_flat_index(at, grid))
+                if support is None and 0 < place < length - 1:
+                    return irregular
+                supports.append((0, 0) if support is None else support[dim])
+            middle = length // 2
+            pooling = pooling_from(supports[middle : middle + 2], middle)
+            for place, (start, stop) in list(enumerate(supports))[1:-1]:
+                first = pooling.stride * place + pooling.offset
+                if (start, stop) != (first, first + pooling.window):
+                    return irregular
+            if pooling.stride < 1 or pooling.window < 1:
+                return irregular
             result.append(pooling)
         return tuple(result)
+
+    def _support(self, position: int) -> list[tuple[int, int]] | None:
+        """From where to where, along each dimension, the producer's outputs are that a position is the mean of."""
+        gradient = self._gradient(self.after[0, 1, position], 1)[0]
+        weights = gradient[gradient != 0]
+        if not len(weights) or float(weights[0]) <= 0 or not torch.allclose(weights, weights[0]):
+            return None
+        result = []
+        for dim, length in enumerate(gradient.shape):
+            touched = gradient.movedim(dim, 0).reshape(length, -1).any(1).nonzero().flatten().tolist()
+            result.append((touched[0], touched[-1] + 1))
+        return result if len(weights) == torch.Size(stop - start for start, stop in result).numel() else None
 
     def _gradient(self, of: Tensor, neuron: int) -> Tensor:
         if not of.requires_grad:
             return torch.zeros_like(self.before[:, neuron])
         (gradient,) = torch.autograd.grad(of, self.before, retain_graph=True, allow_unused=True)
         return torch.zeros_like(self.before[:, neuron]) if gradient is None else gradient[:, neuron]
+
+
+_POSITIONS = 1024  # of a flattened image, beyond which it is not looked at
+
+
+def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:
+    number = 0
+    for side, position in zip(grid, at, strict=True):
+        number = number * side + position
+    return number
 
 
 def probed(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | str:
@@ -293,8 +315,9 @@ def probed(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | 
 
     # The producer keeps its size: what it lacks is put into its output.
     watches = [Watch(producer, "output", put_in), Watch(consumer, "input", take_out)]
-    tensors, attributes = grown_tensors(model, width, route, 2, alone=True)
     try:
+        with torch.enable_grad():
+            tensors, attributes = grown_tensors(model, width, route, 2, alone=True)
         replay(model, call, watches, tensors=tensors, attributes=attributes, gradients=True, evaluation=True)
     except Exception as error:  # of the model's own code, which may use the neurons in ways that hooks do not see
         return f"the model does not run with new neurons up to {route.consumer.module}: {error}"

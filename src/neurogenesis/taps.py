@@ -37,6 +37,9 @@ class Taps:
         self.wanted = True  # whether this step's activations will still be in the buffer when they are looked at
         self._on_first_call = on_first_call
         self._call: Call | None = None
+        self._overwritten = False
+        self._layers: Sequence[Layer] = ()
+        self.fresh = False  # whether a gradient step has been taken since the last pass
         self._seen: set[tuple[str, str]] = set()
         self._inputs: dict[str, Tensor] = {}
         self._handles: list[Any] = [
@@ -45,6 +48,7 @@ class Taps:
         ]
 
     def watch(self, layers: Sequence[Layer], activations: bool, gradients: bool) -> None:
+        self._layers = layers
         for layer in layers:
             route = layer.route
             if route is None:
@@ -77,7 +81,7 @@ class Taps:
 
         def arrived(parameter: Tensor) -> None:
             if not self.muted and parameter.grad is not None:
-                layer.gradient_norms[role] = layer.of_neurons(axis, parameter.grad).flatten(1).norm(dim=1)
+                layer.gradient_norms[role] = layer.norms(axis, parameter.grad)
 
         if parameter.requires_grad:
             self._handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
@@ -87,7 +91,8 @@ class Taps:
         if self._on_first_call is not None:
             self.muted = True
             try:
-                self._on_first_call(call)
+                with torch.enable_grad():
+                    self._on_first_call(call)
             finally:
                 self.muted = False
             self._on_first_call = None
@@ -97,8 +102,18 @@ class Taps:
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module is not self.model or self.muted or not (self.model.training and torch.is_grad_enabled()):
             return
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpoint computes a pass again in the middle of its backward
+        if self.calls and not self.calls[-1].intact:
+            self._overwritten = True
         call = Call.of(args, kwargs)
+        if self._overwritten:  # the inputs are somebody's to write into: keep copies
+            call = call.copied()
         self.begin(call)
+        if self.fresh:
+            self.fresh = False
+            for layer in self._layers:
+                layer.pairs.clear()
         self.recording, self._call = True, call
         self._seen.clear()
         self._inputs.clear()
@@ -113,6 +128,8 @@ class Taps:
         if module is self.model and self.recording and not self.muted:
             self.recording = False
             self._inputs.clear()
+            if self._call is not None and not self._call.intact:
+                self._overwritten = True  # by the model itself
             outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             self.backward_visible = bool(outputs)
             for tensor in outputs:
@@ -126,7 +143,9 @@ class Taps:
         if self.wanted and layer.buffer is not None and not full:
             assert layer.route is not None
             with torch.no_grad():
-                layer.buffer.add(layer.route.neurons(layer.width, tensor.detach(), module))
+                values = layer.route.neurons(layer.width, tensor.detach(), module)
+                # A layer's output may be written into, by `out += x`; the consumer's input is kept for its gradient.
+                layer.buffer.add(values.clone() if layer.route.side == "output" else values)
 
     def _input(self, layer: Layer, tensor: Tensor) -> None:
         self._inputs[layer.name] = tensor.detach()

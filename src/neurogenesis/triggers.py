@@ -58,6 +58,9 @@ class Activation:
         baseline: the metric of the untrained network ("initial"), or the largest so far ("running maximum"),
             which is the default in networks with convolutions.
         eps: threshold of the effective rank.
+
+    The metric it reports is exact where neurons are added; where none are, it may be an upper bound of the effective
+    dimension that already shows so.
     """
 
     gamma: float | None = None
@@ -75,25 +78,42 @@ class Activation:
         return self._decide(layer, None)
 
     def _decide(self, layer: Layer, scale: torch.Tensor | None) -> Decision:
-        size = layer.size
+        if not layer.ready:
+            return Decision(0)
+        if "baseline" not in layer.memory and layer.untrained is not None:
+            layer.memory["baseline"] = self._untrained(layer)
+        size, gamma, known = layer.size, self._gamma(layer), layer.memory.get("baseline")
         if self.metric == "orthogonality":
             phi = layer.orthogonality(scale)
             present = math.ceil(size * phi)
         else:
-            present = layer.rank(self.eps, scale)
+            # A rank that is no larger than this adds nothing, and does not raise the maximum either.
+            enough = None if known is None or gamma > 1 else _floor(gamma * known * size)
+            present = layer.rank(self.eps, scale, enough)
             phi = present / size
         baseline = layer.memory.setdefault("baseline", phi)
         if self.baseline == "running maximum" or (self.baseline is None and layer.convolutional):
             baseline = layer.memory["baseline"] = max(baseline, phi)
-        return _from_threshold(present, phi, self._gamma(layer) * baseline, size)
+        return _from_threshold(present, phi, gamma * baseline, size)
+
+    def _untrained(self, layer: Layer, scale: torch.Tensor | None = None) -> float:
+        """The metric of the untrained network on the samples of the buffer."""
+        assert layer.untrained is not None
+        buffer, _ = layer.untrained
+        rank = self.metric != "orthogonality"
+        return buffer.rank(self.eps, scale) / layer.size if rank else buffer.orthogonality(scale)
 
     def _gamma(self, layer: Layer) -> float:
         return self.gamma if self.gamma is not None else 0.9 if layer.convolutional else 0.97
 
 
 def _from_threshold(present: int, phi: float, threshold: float, size: int) -> Decision:
-    # A hair more than rounding: 0.9 * 10 is a whole number, whatever floating point makes of it.
-    return Decision(max(0, present - math.floor(threshold * size + 1e-9)), phi, threshold)
+    return Decision(max(0, present - _floor(threshold * size)), phi, threshold)
+
+
+def _floor(number: float) -> int:
+    """Rounded down, but for rounding errors: 0.9 * 10 is a whole number, whatever floating point makes of it."""
+    return math.floor(number + 1e-9)
 
 
 @dataclass(frozen=True)
@@ -109,9 +129,17 @@ class Integrated(Activation):
         layer.memory.setdefault("fan-out", float(layer.fan_out_norms().mean()))
 
     def __call__(self, layer: Layer) -> Decision:
+        return self._decide(layer, self._used(layer, layer.fan_out_norms()))
+
+    def _untrained(self, layer: Layer, scale: torch.Tensor | None = None) -> float:
+        assert layer.untrained is not None
+        _, tensors = layer.untrained
+        return super()._untrained(layer, self._used(layer, layer.fan_out_norms(tensors)))
+
+    @staticmethod
+    def _used(layer: Layer, norms: torch.Tensor) -> torch.Tensor | None:
         unit = layer.memory["fan-out"]
-        used = (layer.fan_out_norms() / unit).clamp_max(1) if unit > 0 else None
-        return self._decide(layer, used)
+        return (norms / unit).clamp_max(1) if unit > 0 else None
 
 
 @dataclass(frozen=True)
@@ -223,7 +251,7 @@ class Batched:
     needs = frozenset[str]()
 
     def __call__(self, layer: Layer) -> Decision:
-        done = math.floor(self.batches * layer.step / (self.part * self.steps) + 1e-9)
+        done = _floor(self.batches * layer.step / (self.part * self.steps))
         return _towards(layer, self.final, min(1.0, done / self.batches))
 
 
@@ -233,13 +261,13 @@ def _towards(layer: Layer, final: Final, progress: float) -> Decision:
     target = layer.maximum if final is None else resolved_size(final, layer.initial)
     if target is None:
         raise ValueError(f"the schedule has no final width for {layer.name}: give final= or max_width=")
-    now = layer.initial + math.floor((target - layer.initial) * progress + 1e-9)
+    now = layer.initial + _floor((target - layer.initial) * progress)
     return Decision(max(0, now - layer.size), layer.size, now)
 
 
 def resolved_size(size: int | float, initial: int) -> int:
     """A size: an int as it is, a float times the initial size."""
-    return size if isinstance(size, int) else math.floor(size * initial + 1e-9)
+    return size if isinstance(size, int) else _floor(size * initial)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Width:
         self.name = name
         self._term = term
         self.structure = structure
+        self._positions: dict[Axis, tuple[tuple[int, ...], Tensor, bool]] = {}
 
     @property
     def size(self) -> int:
@@ -76,9 +77,22 @@ class Width:
 
     def positions(self, axis: Axis) -> Tensor:
         """The positions that each neuron owns on one of the width's axes, of shape (size, per neuron)."""
-        owner = owners(self.structure.axes[axis.tensor][axis.axis], self.atom)
-        order = owner.sort(stable=True).indices[(owner < 0).sum() :]
-        return order.reshape(self.size, -1)
+        return self._placed(axis)[1]
+
+    def in_order(self, axis: Axis) -> bool:
+        """Whether the neurons own the whole axis, one after the other."""
+        return self._placed(axis)[2]
+
+    def _placed(self, axis: Axis) -> tuple[tuple[int, ...], Tensor, bool]:
+        term = self.structure.axes[axis.tensor][axis.axis]
+        sizes = tuple(atom.size for atom in leaves(term))
+        known = self._positions.get(axis)
+        if known is None or known[0] != sizes:
+            owner = owners(term, self.atom)
+            order = owner.sort(stable=True).indices[(owner < 0).sum() :]
+            in_order = torch.equal(order, torch.arange(len(owner)))
+            known = self._positions[axis] = sizes, order.reshape(self.size, -1), in_order
+        return known
 
     def fill(self, axis: Axis) -> str:
         """What new neurons get on one of the width's axes by default, in the words of `edits.new_values`."""
