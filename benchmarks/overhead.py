@@ -113,9 +113,7 @@ def memory(strategy: str | None) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument(
-        "--rounds", type=int, default=40, help="steps of VGG-11; ten times as many of the dense one"
-    )
+    parser.add_argument("--rounds", type=int, default=40, help="steps of VGG-11; ten times as many of the dense one")
     arguments = parser.parse_args()
     results: dict[str, Any] = {
         "VGG-11 / 4": overhead("VGG-11 / 4", arguments.rounds),

@@ -25,9 +25,7 @@ def train(first: int, second: int, growing: bool, verbose: bool = False) -> list
     x, x_test, y, y_test = (torch.tensor(part) for part in parts)
     x, x_test = x.float(), x_test.float()
 
-    model = nn.Sequential(
-        nn.Linear(64, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 10)
-    )
+    model = nn.Sequential(nn.Linear(64, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     widths = ng.widths(model, x[:1])
     if verbose:
@@ -64,9 +62,7 @@ def draw(path: str) -> None:
         "30-16 from the start": ("0.45", 1.2, train(30, 16, growing=False)),
         "2-2 all the time": ("0.75", 1.2, train(2, 2, growing=False)),
     }
-    figure, (top, bottom) = plt.subplots(
-        2, sharex=True, figsize=(7, 4.6), height_ratios=(2, 1), layout="constrained"
-    )
+    figure, (top, bottom) = plt.subplots(2, sharex=True, figsize=(7, 4.6), height_ratios=(2, 1), layout="constrained")
     for label, (color, width, records) in runs.items():
         epochs = [record["epoch"] for record in records]
         accuracy = [100 * record["accuracy"] for record in records]
@@ -74,9 +70,7 @@ def draw(path: str) -> None:
     grown = runs["grown from 2-2 to 30-16"][2]
     for key, style in (("first", "-"), ("second", "--")):
         sizes = [record[key] for record in grown]
-        bottom.step(
-            [r["epoch"] for r in grown], sizes, style, where="post", color="tab:green", label=f"{key} layer"
-        )
+        bottom.step([r["epoch"] for r in grown], sizes, style, where="post", color="tab:green", label=f"{key} layer")
     top.set_ylabel("test accuracy (%)")
     top.set_ylim(0, 100)
     bottom.set_ylabel("neurons")

@@ -66,9 +66,7 @@ class Residual(nn.Module):
     def __init__(self, specs: list[Spec], channels: int):
         super().__init__()
         self.body = Block(specs, channels)
-        self.shortcut = (
-            nn.Identity() if self.body.channels == channels else nn.Conv2d(channels, self.body.channels, 1)
-        )
+        self.shortcut = nn.Identity() if self.body.channels == channels else nn.Conv2d(channels, self.body.channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.shortcut(x) + self.body(x)
@@ -152,9 +150,7 @@ def make(spec: Spec, channels: int) -> nn.Module:
             return nn.Conv2d(channels, width, kernel, padding=kernel // 2, bias=bias)
         case "grouped":
             inputs, outputs = rest
-            return nn.Sequential(
-                nn.Conv2d(channels, 2 * inputs, 1), nn.Conv2d(2 * inputs, 2 * outputs, 1, groups=2)
-            )
+            return nn.Sequential(nn.Conv2d(channels, 2 * inputs, 1), nn.Conv2d(2 * inputs, 2 * outputs, 1, groups=2))
         case "depthwise":
             return nn.Conv2d(channels, rest[0] * channels, 3, padding=1, groups=channels)
         case "transposed":
@@ -188,9 +184,7 @@ class Network(nn.Module):
         self.body = Block(specs, 4)
         sizes = [self.body.channels * (1 if self.flattening == "mean" else 16), *hidden]
         layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
-        self.head = nn.Sequential(
-            *(each for layer in layers for each in (layer, nn.Tanh())), nn.Linear(sizes[-1], 2)
-        )
+        self.head = nn.Sequential(*(each for layer in layers for each in (layer, nn.Tanh())), nn.Linear(sizes[-1], 2))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.body(self.stem(x))

@@ -273,9 +273,7 @@ class transformer_block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
         h = self.norms[0](x)
-        q, k, v = (
-            layer(h).view(*x.shape[:2], 4, -1).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
+        q, k, v = (layer(h).view(*x.shape[:2], 4, -1).transpose(1, 2) for layer in (self.query, self.key, self.value))
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return self.head((x + self.mlp(self.norms[1](x))).mean(1))
 
@@ -628,9 +626,7 @@ def random_features() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), Features(), nn.Linear(3, 2))
 
 
-CASES[-1] = Case(
-    "random_features", random_features, randn(3, 6), {"0": 5, "1.projection": 3}, {"1.linear": "buffers"}
-)
+CASES[-1] = Case("random_features", random_features, randn(3, 6), {"0": 5, "1.projection": 3}, {"1.linear": "buffers"})
 
 
 @case((randn(5, 4), torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])), {"embed": 6, "message": 6, "update": 7})

@@ -77,9 +77,7 @@ def attributes(model: nn.Module) -> dict[tuple[str, str], Any]:
     }
 
 
-def assert_outputs(
-    model: nn.Module, example: Example, expected: dict[bool, list[Tensor]], tolerance: float
-) -> None:
+def assert_outputs(model: nn.Module, example: Example, expected: dict[bool, list[Tensor]], tolerance: float) -> None:
     """The outputs are what they were, in each mode."""
     for training, outputs in expected.items():
         change = difference(outputs, outputs_of(model, example, training))

@@ -31,8 +31,7 @@ def test_insertions_and_removals_equal_the_oracle(data: st.DataObject, shape: li
 def test_two_axes_at_once_equal_one_after_the_other(data: st.DataObject, rows: int, columns: int) -> None:
     old = torch.randn(rows, columns, 2)
     places = [
-        sorted(data.draw(st.lists(st.integers(0, n + 1), min_size=2, max_size=2, unique=True)))
-        for n in (rows, columns)
+        sorted(data.draw(st.lists(st.integers(0, n + 1), min_size=2, max_size=2, unique=True))) for n in (rows, columns)
     ]
     first = Edit("w", 0, rows, torch.tensor(places[0]), torch.randn(2, columns, 2), "producer")
     second = Edit("w", 1, columns, torch.tensor(places[1]), torch.zeros(rows, 2, 2), "consumer")

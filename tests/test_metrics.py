@@ -54,9 +54,7 @@ def test_metrics_equal_singular_values(width: int, samples: int, kind: str) -> N
 @given(eigenvalues=st.lists(st.floats(-3, 3), min_size=1, max_size=12), threshold=st.floats(-2, 2))
 def test_inertia_counts_eigenvalues(eigenvalues: list[float], threshold: float) -> None:
     """Also of indefinite matrices, whose factorization has blocks of two."""
-    values = torch.tensor(
-        [v for v in eigenvalues if abs(v - threshold) > 1e-6] or [threshold + 1], dtype=torch.double
-    )
+    values = torch.tensor([v for v in eigenvalues if abs(v - threshold) > 1e-6] or [threshold + 1], dtype=torch.double)
     basis = torch.linalg.qr(torch.randn(len(values), len(values), dtype=torch.double))[0]
     assert metrics.eigenvalues_above(basis * values @ basis.T, threshold) == int((values > threshold).sum())
 

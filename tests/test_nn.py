@@ -26,9 +26,7 @@ def test_nan_and_precision_pass_through() -> None:
 
 def test_replacing_keeps_a_models_outputs_and_widths() -> None:
     shared = nn.ReLU(inplace=True)
-    model = nn.Sequential(
-        nn.Linear(6, 8), shared, nn.Sequential(nn.Linear(8, 7), shared), nn.ReLU6(), nn.Linear(7, 2)
-    )
+    model = nn.Sequential(nn.Linear(6, 8), shared, nn.Sequential(nn.Linear(8, 7), shared), nn.ReLU6(), nn.Linear(7, 2))
     before = model(randn(4, 6))
     assert ng.nn.replace_relu(model) == 2
     assert not any(type(module) is nn.ReLU for module in model.modules())

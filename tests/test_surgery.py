@@ -202,9 +202,7 @@ def test_an_averaged_model_grows_too(use_buffers: bool) -> None:
     model = cases.conv_flatten()
     x = randn(2, 3, 8, 8)
     ng.widths(model, x)
-    average = swa_utils.AveragedModel(
-        model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=use_buffers
-    )
+    average = swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=use_buffers)
     average.update_parameters(model)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -414,9 +412,7 @@ def given(values: dict[str, Tensor]) -> Any:
         bad("must be positive, not -2", ValueError, lambda m, o: ng.grow(m, "0", -2, optimizer=o)),
         bad("must be an integer, not 1.5", TypeError, lambda m, o: ng.grow(m, "0", 1.5, optimizer=o)),
         bad("must be an integer, not True", TypeError, lambda m, o: ng.grow(m, "0", True, optimizer=o)),
-        bad(
-            "4 cannot grow: a size of the model's output", ValueError, lambda m, o: ng.grow(m, "4", 1, optimizer=o)
-        ),
+        bad("4 cannot grow: a size of the model's output", ValueError, lambda m, o: ng.grow(m, "4", 1, optimizer=o)),
         bad("4 cannot shrink: a size of the model's", ValueError, lambda m, o: ng.shrink(m, "4", [0], optimizer=o)),
         bad("cannot remove all 8", ValueError, lambda m, o: ng.shrink(m, "0", range(8), optimizer=o)),
         bad("0 to 7: \\[8\\] is out of range", IndexError, lambda m, o: ng.shrink(m, "0", [8], optimizer=o)),

@@ -297,15 +297,15 @@ class Buffer:
         for block in self.blocks:
             held = block.values if isinstance(block, Rows) else block.gram if isinstance(block, Products) else None
             blocks.append((type(block).__name__, block.samples, held))
-        return {"positions": self.positions, "blocks": blocks}
+        shown = {"small": self._small, "patience": self._patience}  # they decide what is reported: a rank or a bound
+        return {"positions": self.positions, "blocks": blocks, **shown}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.clear()
         self.positions = state["positions"]
+        self._small, self._patience = state["small"], state["patience"]
         for kind, samples, held in state["blocks"]:
-            block = (
-                Rows(held) if kind == "Rows" else Products(samples, held) if kind == "Products" else Spent(samples)
-            )
+            block = Rows(held) if kind == "Rows" else Products(samples, held) if kind == "Products" else Spent(samples)
             self.blocks.append(block)
 
 

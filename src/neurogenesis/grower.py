@@ -134,9 +134,7 @@ class Grower:
         self._known = known
         chosen = [width for width in known.growable if self._matches(width)]
         if not known.growable:
-            raise ValueError(
-                "no width of this model can grow:\n" + "\n".join(f"  {w.name}: {w.reason}" for w in known)
-            )
+            raise ValueError("no width of this model can grow:\n" + "\n".join(f"  {w.name}: {w.reason}" for w in known))
         if not chosen:
             raise ValueError(
                 f"include={self.include} and exclude={self.exclude} leave no width to grow of "
@@ -214,9 +212,7 @@ class Grower:
             if limit is None or limit == float("inf"):
                 continue
             if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit:
-                raise TypeError(
-                    f"max_width of {layer.name}: expected an int, or a float times its size, not {limit!r}"
-                )
+                raise TypeError(f"max_width of {layer.name}: expected an int, or a float times its size, not {limit!r}")
             layer.maximum = resolved_size(limit, layer.initial)
             if layer.maximum < layer.size:
                 raise ValueError(
@@ -257,9 +253,7 @@ class Grower:
         self._stepped, taps.passes, taps.backwards = False, 0, 0
         events: list[Event] = []
         if not stepped:
-            self._warn(
-                "no optimizer step since the last step of the grower: nothing is looked at until there is one"
-            )
+            self._warn("no optimizer step since the last step of the grower: nothing is looked at until there is one")
         elif passes == 0:
             self._warn(
                 "the model has not been run in training mode, with gradients, since the last step: its activations "
@@ -439,11 +433,7 @@ class Grower:
                 module = self.model.get_submodule(layer.route.point.module)
                 action = lambda h, own=layer, at=module: fill(own, at, h)  # noqa: E731
                 watches.append(Watch(module, layer.route.side, action))
-            muted, self._taps.muted = self._taps.muted, True
-            try:
-                replay(self.model, call, watches, tensors=tensors, seed=layers[0].seed)
-            finally:
-                self._taps.muted = muted
+            replay(self.model, call, watches, tensors=tensors, seed=layers[0].seed)
 
     def _loss_with(self, layer: Layer, closure: Callable[[], Any]) -> Callable[[Any], float]:
         """The loss with one more neuron of given values, for a moment."""
@@ -541,9 +531,7 @@ class Grower:
             for name, size in state["sizes"].items():
                 width = self._known[name]
                 if size < width.size:
-                    raise ValueError(
-                        f"{name} has size {width.size}, more than the saved {size}: load a smaller model"
-                    )
+                    raise ValueError(f"{name} has size {width.size}, more than the saved {size}: load a smaller model")
             for name, size in state["sizes"].items():
                 width = self._known[name]
                 if size > width.size:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from . import metrics
 from .layers import Layer, scaled_like
@@ -202,9 +203,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class GradMax:
-    """Zero fan-in, and the fan-out for which it gets the largest gradient.
+    """Zero fan-in, and the fan-out for which its weights get the largest gradient, biases aside.
 
-    These are the left singular vectors of the auxiliary gradient: at most as many as the next layer has neurons.
+    These are the left singular vectors of the auxiliary gradient: at most as many as the next layer has neurons. Where
+    convolutions or norms are involved it is taken from the network itself, with one trial neuron per unit of fan-out.
 
     Reference: Evci et al., "GradMax: Growing Neural Networks using Gradient Information" (ICLR 2022).
     """
@@ -226,9 +228,7 @@ class GradMax:
                 "relu"
             )
         if not probe.keeps_zero:
-            raise ValueError(
-                f"{layer.name}: what stands {where} is not 0 at 0: zero fan-in would change the outputs"
-            )
+            raise ValueError(f"{layer.name}: what stands {where} is not 0 at 0: zero fan-in would change the outputs")
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if not layer.pairs:
@@ -300,6 +300,16 @@ class Firefly:
     noise: float = 1e-4
     candidates: int | None = None
     needs = frozenset({"gradients", "trials"})
+
+    def check(self, layer: Layer) -> None:
+        assert layer.route is not None
+        for axis in layer.width.consumers:
+            module = layer.model.get_submodule(axis.tensor.rpartition(".")[0])
+            if not isinstance(module, (nn.Linear, _ConvNd)) or axis.module not in layer.route.called:
+                raise ValueError(
+                    f"{layer.name}: {axis.module} is no linear layer or convolution that is called as such, and half a "
+                    f"fan-out may not be half an effect there: leave it out with exclude=[{layer.name!r}]"
+                )
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if not layer.pairs:

@@ -138,9 +138,7 @@ class Layer:
 
     def _filled_buffer(self) -> Buffer:
         if self.buffer is None:
-            raise ValueError(
-                f"{self.name}: its activations are not watched, as the trigger does not say it needs them"
-            )
+            raise ValueError(f"{self.name}: its activations are not watched, as the trigger does not say it needs them")
         if self.buffer.drop_nonfinite():
             raise NotFinite(f"activations of {self.name}")
         return self.buffer
@@ -284,9 +282,7 @@ class Layer:
                 watches.append(Watch(modules[route.producer.module], "input", at_producer))
             if "Z" in also:
                 watches.append(Watch(modules[route.producer.module], "output", after_producer))
-            replay(
-                model, call, watches, tensors=tensors, attributes=attributes, seed=self.seed, gradients=gradients
-            )
+            replay(model, call, watches, tensors=tensors, attributes=attributes, seed=self.seed, gradients=gradients)
             result.append(seen)
         return result
 

@@ -247,9 +247,7 @@ def _lexicographic(first: Tensor, second: Tensor) -> Tensor:
     return order[first[order].argsort(descending=True, stable=True)]
 
 
-def _settled(
-    order: Tensor, raises: Tensor, sums: Tensor, k: int, H: Tensor, candidates: Tensor, sign: float
-) -> Tensor:
+def _settled(order: Tensor, raises: Tensor, sums: Tensor, k: int, H: Tensor, candidates: Tensor, sign: float) -> Tensor:
     """The order with neighbours too close for the quadrature put right by their singular values."""
     ordered = order.tolist()
     close = 1e-7 * float(sums.abs().max())

@@ -90,9 +90,7 @@ def _own_edits(
     """The edits that concern a state tensor: all, those of some axes (factored moments) or none (a step count)."""
     if not isinstance(value, Tensor):
         if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
-            raise ValueError(
-                f"{type(optimizer).__name__} keeps a list of tensors {key!r} for {name}: cannot resize"
-            )
+            raise ValueError(f"{type(optimizer).__name__} keeps a list of tensors {key!r} for {name}: cannot resize")
         return []
     if value.shape == parameter.shape:
         return list(edits)

@@ -75,6 +75,14 @@ class _Seen(BaseException):
     """Ends a run in the middle of the model's own code."""
 
 
+_RUNNING: set[nn.Module] = set()
+
+
+def is_running(model: nn.Module) -> bool:
+    """Whether a model is being run again, rather than by its user."""
+    return model in _RUNNING
+
+
 def replay(
     model: nn.Module,
     call: Call,
@@ -100,6 +108,9 @@ def replay(
         return result
 
     with ExitStack() as stack:
+        if model not in _RUNNING:
+            _RUNNING.add(model)
+            stack.callback(_RUNNING.discard, model)
         for watch in watches:
             stack.callback(observe(watch.module, watch.side, lambda tensor, own=watch: on(own, tensor)).remove)
         stack.enter_context(_attributes(attributes))

@@ -32,6 +32,7 @@ class Route:
     side: Side
     between: tuple[str, ...]  # paths of the modules that run between producer and consumer
     later: frozenset[str]  # paths of those that run no earlier than the consumer
+    called: frozenset[str]  # paths of all modules that run
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
         """The activations of the width's neurons at the point, samples x neurons x positions."""
@@ -106,7 +107,7 @@ def _route(
     start, stop = when[producer.module], when[consumer.module]
     between = tuple(path for path, number in when.items() if start < number < stop and not _inside(path, modules))
     later = frozenset(path for path, number in when.items() if number >= stop)
-    route = Route(producer, consumer, consumer, "input", between, later)
+    route = Route(producer, consumer, consumer, "input", between, later, frozenset(when))
     others = [a for a in producers[1:] if when[a.module] < stop]
     grouped_consumer = getattr(modules[consumer.module], "groups", 1) > 1
     if grouped_consumer or (others and _adds(model, width, route, modules, others, call)):
@@ -183,6 +184,8 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bri
 
 
 def _unlike_a_layer(axis: Axis, module: nn.Module) -> str | None:
+    if module.weight.is_complex():
+        return f"{axis.module} is complex"
     if isinstance(module, _ConvTransposeNd):
         return f"{axis.module} is a transposed convolution"
     if isinstance(module, _ConvNd):
@@ -252,7 +255,7 @@ class Probe:
                 if support is None and 0 < place < length - 1:
                     return irregular
                 supports.append((0, 0) if support is None else support[dim])
-            middle = length // 2
+            middle = max(0, min(length // 2, length - 2))
             pooling = pooling_from(supports[middle : middle + 2], middle)
             for place, (start, stop) in list(enumerate(supports))[1:-1]:
                 first = pooling.stride * place + pooling.offset
@@ -405,7 +408,5 @@ def changed_attributes(model: nn.Module, width: Width, count: int) -> list[tuple
     finally:
         width.atom.size -= count
     return [
-        (modules[path], name, new)
-        for (path, name, old), (_, _, new) in zip(before, after, strict=True)
-        if old != new
+        (modules[path], name, new) for (path, name, old), (_, _, new) in zip(before, after, strict=True) if old != new
     ]

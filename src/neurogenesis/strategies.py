@@ -45,9 +45,7 @@ class Strategy:
 
     def __post_init__(self) -> None:
         if not callable(self.trigger):
-            raise TypeError(
-                f"a trigger is a function of a layer, such as triggers.Activation(): not {self.trigger!r}"
-            )
+            raise TypeError(f"a trigger is a function of a layer, such as triggers.Activation(): not {self.trigger!r}")
         if isinstance(self.initialization, str):
             made = _named(self.initialization, INITIALIZATIONS, "initialization")
             object.__setattr__(self, "initialization", made())

@@ -212,10 +212,7 @@ def fix_the_rest(structure: Structure, parameters: Container[str]) -> None:
             for atom in leaves(term):
                 roles.setdefault(atom, set()).add(structure.role(name, number))
                 trained[atom] += structure.role(name, number)[0] == "consumer" and name in parameters
-            if (
-                structure.role(name, number)[0] == "producer"
-                and (name, number) in structure.normed["normed across"]
-            ):
+            if structure.role(name, number)[0] == "producer" and (name, number) in structure.normed["normed across"]:
                 fix(term, f"normalised across by the weight norm of {layer_of(name)}")
             for atom in _squared(term):
                 fix(atom, f"multiplied with itself in the shape of {name}")

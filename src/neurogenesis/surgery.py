@@ -75,9 +75,7 @@ class Plan:
         if known is not None and self.width in known:
             known[self.width].atom.size = self.after
 
-    def _operations(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None
-    ) -> list[Operation]:
+    def _operations(self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None) -> list[Operation]:
         """All that is to be done, checked."""
         result: list[Operation] = []
         edits, model = grouped(self.edits), unwrapped(model)

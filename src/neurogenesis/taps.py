@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .layers import Layer
-from .replay import Call, Hook, observe
+from .replay import Call, Hook, is_running, observe
 from .tracing import tensors_in
 
 
@@ -56,9 +56,7 @@ class Taps:
             producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
             if activations:
                 point = self.model.get_submodule(route.point.module)
-                self._tap(
-                    layer, "H", point, route.side, lambda h, own=layer, at=point: self._activations(own, at, h)
-                )
+                self._tap(layer, "H", point, route.side, lambda h, own=layer, at=point: self._activations(own, at, h))
             if gradients and layer.bridge is not None:
                 self._tap(layer, "H_prev", producer, "input", lambda x, own=layer: self._input(own, x))
                 self._tap(layer, "output", consumer, "output", lambda y, own=layer: self._output(own, y))
@@ -69,7 +67,9 @@ class Taps:
         key = layer.name, what
 
         def act(tensor: Tensor) -> None:
-            if self.recording and key not in self._seen:  # a layer called twice counts the first time
+            if (
+                self.recording and key not in self._seen and not is_running(self.model)
+            ):  # a layer called twice counts the first time
                 self._seen.add(key)
                 action(tensor)
 
@@ -100,7 +100,12 @@ class Taps:
     # --- what happens in a pass --------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if module is not self.model or self.muted or not (self.model.training and torch.is_grad_enabled()):
+        if (
+            module is not self.model
+            or self.muted
+            or is_running(module)
+            or not (self.model.training and torch.is_grad_enabled())
+        ):
             return
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint computes a pass again in the middle of its backward
@@ -125,7 +130,7 @@ class Taps:
                 held -= self.calls.pop(0).samples
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if module is self.model and self.recording and not self.muted:
+        if module is self.model and self.recording and not self.muted and not is_running(module):
             self.recording = False
             self._inputs.clear()
             if self._call is not None and not self._call.intact:

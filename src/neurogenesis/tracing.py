@@ -298,9 +298,7 @@ class _Call:
             return
         term = label.axes[axis]
         if role == "consumer" and label.bent:
-            fix(
-                term, f"consumed by a weight that {label.bent} computes, which gives no zero fan-out that can learn"
-            )
+            fix(term, f"consumed by a weight that {label.bent} computes, which gives no zero fan-out that can learn")
             return
         stride = tensor.stride(axis) if self._is_view(tensor, label) else None
         sources = label.zeros if role == "consumer" else label.sources

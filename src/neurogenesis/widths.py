@@ -102,9 +102,7 @@ class Width:
         return [axis for axis in self.structure.axes_of(self._term) if axis.role in roles]
 
     def __repr__(self) -> str:
-        return f"Width({self.name!r}, size={self.size}, " + (
-            "growable)" if self.growable else f"fixed: {self.reason})"
-        )
+        return f"Width({self.name!r}, size={self.size}, " + ("growable)" if self.growable else f"fixed: {self.reason})")
 
 
 def _vagueness(reason: str) -> int:
@@ -215,9 +213,7 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
             message = f"{type(cause).__name__}: {cause}"
             if not training:
                 raise ValueError(f"the model rejects the example: {message}") from cause
-            _warn(
-                f"the model cannot be run in training mode on this example ({message}): what runs then is not seen"
-            )
+            _warn(f"the model cannot be run in training mode on this example ({message}): what runs then is not seen")
             break
         for tensor in tensors_in(outputs[training]):
             for term in tracer.label(tensor).axes:
@@ -254,9 +250,7 @@ def remembered(model: nn.Module) -> Widths | None:
 def _check_usable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(
-                f"{path or 'the model'} is a scripted module, which cannot be changed: grow the original"
-            )
+            raise ValueError(f"{path or 'the model'} is a scripted module, which cannot be changed: grow the original")
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(f"{name} is lazy and not yet initialised: run the model once on real data first")

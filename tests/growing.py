@@ -1,0 +1,51 @@
+"""Small training runs with a Grower, for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import neurogenesis as ng
+from neurogenesis.tracing import call_model, tensors_in
+
+
+def mlp(*sizes: int, activation: Callable[[], nn.Module] = ng.nn.ReLU) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for before, after in zip(sizes, sizes[1:], strict=False):
+        layers += [nn.Linear(before, after), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def small_vgg() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), ng.nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3, padding=1), ng.nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(20, 8), ng.nn.ReLU(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def loss_of(model: nn.Module, example: Any) -> Tensor:
+    outputs = [t for t in tensors_in(call_model(model, example)) if t.is_floating_point() or t.is_complex()]
+    total: Tensor = sum((t.abs() if t.is_complex() else t).float().sin().square().mean() for t in outputs)  # type: ignore
+    return total
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, example: Any) -> Tensor:
+    optimizer.zero_grad()
+    loss = loss_of(model, example)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def always(count: int) -> Callable[[ng.Layer], int]:
+    """A trigger that adds so many neurons at every step."""
+
+    def trigger(layer: ng.Layer) -> int:
+        return count
+
+    return trigger
