@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 import neurogenesis as ng
@@ -10,7 +12,7 @@ import neurogenesis as ng
 def mlp(*sizes: int) -> nn.Sequential:
     """Dense layers of the given sizes, with rectifiers between."""
     layers: list[nn.Module] = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), ng.nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -52,7 +54,7 @@ def wrn28(scale: float = 1.0, classes: int = 10) -> nn.Sequential:
     """WRN-28-1: a convolution, three groups of four residual blocks, and a linear layer."""
     widths = [round(scale * width) for width in (16, 16, 32, 64)]
     groups = []
-    for number, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+    for number, (before, after) in enumerate(pairwise(widths)):
         blocks = [Block(before if i == 0 else after, after, 2 if i == 0 and number else 1) for i in range(4)]
         groups.append(nn.Sequential(*blocks))
     return nn.Sequential(

@@ -4,6 +4,9 @@
 
 1,000 candidates for a width of 256 on 1,568 samples: all at once, and with one singular value decomposition
 each (20 of them, scaled up). The same candidates must be picked.
+
+Then whole growth events (trigger, initialization, surgery, the optimizer's state) of one neuron in the first layer of
+784-64-64-10 at batch 512 with Adam, in plain training steps; and one of gromo, if it is installed.
 """
 
 from __future__ import annotations
@@ -12,10 +15,15 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+import neurogenesis as ng
+from benchmarks.models import mlp
 from neurogenesis import metrics
 from tests import oracles
 
@@ -43,15 +51,97 @@ def selection(rounds: int = 3) -> dict[str, Any]:
     return {"times_faster": statistics.median(ratios), "same_picked": same}
 
 
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+
+
+def seconds(action: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def event(strategy: ng.Strategy, rounds: int = 15) -> float:
+    """The time of `Grower.step` when it grows, in plain training steps that alternate with it."""
+    torch.manual_seed(0)
+    model = mlp(784, 64, 64, 10)
+    optimizer = torch.optim.Adam(model.parameters())
+    batches = [(torch.rand(512, 784), torch.randint(10, (512,))) for _ in range(4)]
+
+    def one(layer: ng.Layer) -> ng.Decision:
+        return replace(strategy.trigger(layer), count=1)  # type: ignore[type-var]
+
+    one.needs = strategy.trigger.needs  # type: ignore[attr-defined]
+    grower = ng.Grower(model, optimizer, ng.Strategy(one, strategy.initialization), include=["0"])
+    plain = mlp(784, 64, 64, 10)
+    alone = torch.optim.Adam(plain.parameters())
+    steps, events = [], []
+    for number in range(rounds + 4):
+        images, labels = batches[number % 4]
+        step(model, optimizer, images, labels)
+        events.append(seconds(grower.step))
+        steps.append(seconds(lambda: step(plain, alone, images, labels)))  # noqa: B023
+    assert grower.widths["0"] >= 64 + rounds
+    events, steps = events[4:], steps[4:]  # the buffer is full then
+    return statistics.median(events) / statistics.median(steps)
+
+
+def gromo_event(rounds: int = 5) -> float | None:
+    """A growth of gromo's own network of the same shape, in plain steps of it; None if gromo is not installed."""
+    try:
+        from gromo.containers.growing_mlp import GrowingMLP
+    except ImportError:
+        return None
+    ratios = []
+    for _ in range(rounds):
+        torch.manual_seed(0)
+        model = GrowingMLP(784, 10, 64, 2, nn.ReLU())
+        images, labels = torch.rand(512, 784), torch.randint(10, (512,))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            step(model, optimizer, images, labels)
+        plain = statistics.median(seconds(lambda: step(model, optimizer, images, labels)) for _ in range(5))  # noqa: B023
+
+        def grow(model: Any = model, images: Tensor = images, labels: Tensor = labels) -> None:
+            model.init_computation()
+            model.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            model.update_computation()
+            model.compute_optimal_updates()
+            model.select_best_update()
+            model.currently_updated_layer.scaling_factor = 1.0
+            model.apply_change()
+            model.reset_computation()
+
+        ratios.append(seconds(grow) / plain)
+    return statistics.median(ratios)
+
+
+EVENTS = {
+    "random": (ng.Strategy(ng.triggers.Activation(), "random"), 1.5),
+    "gradmax": (ng.Strategy(ng.triggers.Gradient(), "gradmax"), 3.0),
+    "select, 1,000 candidates": (ng.Strategy(ng.triggers.Activation(), "select"), 15.0),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     result = selection()
+    result["events"] = {name: event(strategy) for name, (strategy, _) in EVENTS.items()}
+    result["gromo"] = gromo_event()
     if parser.parse_args().json:
         print(json.dumps(result))
-    else:
-        print(f"{CANDIDATES} candidates, width {WIDTH}, {SAMPLES} samples, against one decomposition each")
-        print(f"  {result['times_faster']:.0f} times faster (bar: 500); the same picked: {result['same_picked']}")
+        return
+    print(f"{CANDIDATES} candidates, width {WIDTH}, {SAMPLES} samples, against one decomposition each")
+    print(f"  {result['times_faster']:.0f} times faster (bar: 500); the same picked: {result['same_picked']}")
+    print("a growth event of 784-64-64-10 at batch 512, in plain training steps")
+    for name, (_, bar) in EVENTS.items():
+        print(f"  {name:26}{result['events'][name]:6.2f}  (bar: {bar:g})")
+    shown = "not installed" if result["gromo"] is None else f"{result['gromo']:6.2f}"
+    print(f"  {'gromo':26}{shown}")
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ from torch import nn
 
 import neurogenesis as ng
 
-EPOCHS = 40
+EPOCHS = 24
 
 
-def train(first: int, second: int, growing: bool, verbose: bool = False) -> list[dict[str, float]]:
-    """Train a network of two hidden layers; if it grows, by 4 and 2 neurons after every fourth epoch."""
+def train(size: int, strategy: str, verbose: bool = False) -> list[dict[str, float]]:
+    """Train a network of two hidden layers that a strategy grows, up to 30 neurons each."""
     torch.manual_seed(0)
     torch.set_num_threads(1)  # the network is tiny: one thread is faster than several
     images, labels = load_digits(return_X_y=True)
@@ -25,11 +25,10 @@ def train(first: int, second: int, growing: bool, verbose: bool = False) -> list
     x, x_test, y, y_test = (torch.tensor(part) for part in parts)
     x, x_test = x.float(), x_test.float()
 
-    model = nn.Sequential(nn.Linear(64, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(), nn.Linear(second, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    widths = ng.widths(model, x[:1])
+    model = nn.Sequential(nn.Linear(64, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU(), nn.Linear(size, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower = ng.Grower(model, optimizer, strategy, max_width=30, every=22, buffer=512)
     if verbose:
-        print(widths, end="\n\n")
         print("epoch  widths  parameters  training loss  test accuracy")
 
     records = []
@@ -40,17 +39,18 @@ def train(first: int, second: int, growing: bool, verbose: bool = False) -> list
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            grower.step()  # the loss does not jump: new neurons start unused
             total += loss.item() * len(batch)
         accuracy = (model(x_test).argmax(1) == y_test).double().mean().item()
-        sizes = [width.size for width in widths.growable]
-        records.append({"epoch": epoch, "accuracy": accuracy, "first": sizes[0], "second": sizes[1]})
+        first, second = grower.widths.values()
+        records.append({"epoch": epoch, "accuracy": accuracy, "first": first, "second": second})
         if verbose and epoch % 2 == 0:
             parameters = sum(parameter.numel() for parameter in model.parameters())
-            shown = "-".join(map(str, sizes))
+            shown = f"{first}-{second}"
             print(f"{epoch:5}  {shown:6}  {parameters:10}  {total / len(x):13.4f}  {accuracy:13.1%}")
-        if growing and epoch % 4 == 0 and epoch <= 28:
-            ng.grow(model, "0", 4, optimizer=optimizer)  # the loss does not jump: new neurons start unused
-            ng.grow(model, "2", 2, optimizer=optimizer)
+    if verbose:
+        print("\nwhat grew, when and why (metric against threshold):")
+        print("\n".join(map(str, list(grower.history)[:8])), f"\n... {len(grower.history)} in all")
     return records
 
 
@@ -58,16 +58,16 @@ def draw(path: str) -> None:
     import matplotlib.pyplot as plt
 
     runs = {
-        "grown from 2-2 to 30-16": ("tab:green", 2.4, train(2, 2, growing=True)),
-        "30-16 from the start": ("0.45", 1.2, train(30, 16, growing=False)),
-        "2-2 all the time": ("0.75", 1.2, train(2, 2, growing=False)),
+        "grown from 2-2 by NORTH-Select": ("tab:green", 2.4, train(2, "north-select")),
+        "30-30 from the start": ("0.45", 1.2, train(30, "static")),
+        "2-2 all the time": ("0.75", 1.2, train(2, "static")),
     }
     figure, (top, bottom) = plt.subplots(2, sharex=True, figsize=(7, 4.6), height_ratios=(2, 1), layout="constrained")
     for label, (color, width, records) in runs.items():
         epochs = [record["epoch"] for record in records]
         accuracy = [100 * record["accuracy"] for record in records]
         top.plot(epochs, accuracy, color=color, linewidth=width, label=label)
-    grown = runs["grown from 2-2 to 30-16"][2]
+    grown = runs["grown from 2-2 by NORTH-Select"][2]
     for key, style in (("first", "-"), ("second", "--")):
         sizes = [record[key] for record in grown]
         bottom.step([r["epoch"] for r in grown], sizes, style, where="post", color="tab:green", label=f"{key} layer")
@@ -78,7 +78,7 @@ def draw(path: str) -> None:
     bottom.set_ylim(0)
     bottom.set_xlim(1, EPOCHS)
     for axis in (top, bottom):
-        axis.legend(frameon=False, loc="center right" if axis is top else "upper left")
+        axis.legend(frameon=False, loc="center right" if axis is top else "lower right")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
     figure.savefig(path, dpi=160)
@@ -91,4 +91,4 @@ if __name__ == "__main__":
     if arguments.figure:
         draw(arguments.figure)
     else:
-        train(2, 2, growing=True, verbose=True)
+        train(2, "north-select", verbose=True)

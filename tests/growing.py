@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from neurogenesis.tracing import call_model, tensors_in
 def mlp(*sizes: int, activation: Callable[[], nn.Module] = ng.nn.ReLU) -> nn.Sequential:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), activation()]
     return nn.Sequential(*layers[:-1])
 

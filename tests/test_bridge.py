@@ -57,7 +57,11 @@ SHAPES: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...], bool]] = {
         (4, 2, 13),
         True,
     ),
-    "small image": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), ng.nn.ReLU(), nn.Conv2d(3, 2, 2)), (4, 2, 2, 3), True),
+    "small image": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), ng.nn.ReLU(), nn.Conv2d(3, 2, 2)),
+        (4, 2, 2, 3),
+        True,
+    ),
     "padded consumer": (
         lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), ng.nn.ReLU(), nn.Conv2d(3, 2, 3, padding=1)),
         (3, 2, 6, 6),
@@ -130,5 +134,5 @@ def test_it_is_the_gradient_of_an_explicit_bridging_layer(length: int, outputs: 
 )
 def test_what_mixes_positions_is_refused(between: nn.Module) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 1), between, ng.nn.ReLU(), nn.Conv2d(3, 2, 2))
-    with pytest.raises(ValueError, match="mixes positions|derivative 0"):
+    with pytest.raises(ValueError, match=r"mixes positions|derivative 0"):
         ng.Grower(model, torch.optim.SGD(model.parameters(), lr=0.1), "gradmax", example=torch.randn(2, 2, 10, 10))

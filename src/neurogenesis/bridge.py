@@ -106,7 +106,8 @@ class Bridge:
         for d, (a, pool, b) in enumerate(zip(self.producer, self.pooling, self.consumer, strict=True)):
             index = _offsets(a, pool, b).to(gradient.device)
             axis = 2 + 2 * d  # the dimensions before have become two each
-            gradient = gradient.index_select(axis, index.flatten()).unflatten(axis, index.shape).mean(axis + 1)
+            gradient = gradient.index_select(axis, index.flatten())
+            gradient = gradient.unflatten(axis, index.shape).mean(axis + 1)  # type: ignore[no-untyped-call]
         # o, i, b1, a1, b2, a2, ... -> (o, b1, b2, ...) x (i, a1, a2, ...)
         rows, columns = [0, *range(2, 2 + 2 * dims, 2)], [1, *range(3, 3 + 2 * dims, 2)]
         return gradient.permute(*rows, *columns).flatten(len(rows)).flatten(0, len(rows) - 1)

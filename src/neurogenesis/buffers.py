@@ -23,6 +23,7 @@ class Rows:
     """Activations of one batch, samples x neurons x positions."""
 
     values: Tensor
+    inputs: Tensor | None = None  # of the layer that makes them, samples x features, where new neurons need no more
     cache: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -43,7 +44,7 @@ class Rows:
         return self.values.movedim(1, 0).flatten(1)
 
     def newest(self, samples: int) -> Rows:
-        return Rows(self.values[-samples:])
+        return Rows(self.values[-samples:], None if self.inputs is None else self.inputs[-samples:])
 
     @cached_property
     def gram(self) -> Tensor:
@@ -125,14 +126,15 @@ class Buffer:
         self._small: Tensor | None = None  # directions of neurons in which activations were small
         self._patience = 0
 
-    def add(self, values: Tensor) -> None:
+    def add(self, values: Tensor, inputs: Tensor | None = None) -> None:
         """Add the activations of one batch, samples x neurons x positions; the oldest samples go."""
         values = values.detach()[-self.limit :]
+        inputs = None if inputs is None else inputs[-self.limit :]
         self.settle(len(values))
         if self._held() and self.neurons != values.shape[1]:
             self.clear()  # the width was grown or shrunk by hand
         self.positions = values.shape[2]
-        self.blocks.append(Rows(values))
+        self.blocks.append(Rows(values, inputs))
         while (excess := self.samples - self.limit) > 0:
             oldest = self.blocks.pop(0)
             if oldest.samples > excess and (kept := oldest.newest(oldest.samples - excess)) is not None:
@@ -153,6 +155,23 @@ class Buffer:
                 gone = coming is None and block.samples >= stay
                 self.blocks[number] = Spent(block.samples) if gone else Products(block.samples, block.gram)
         self._counted, self._total = [], None
+
+    def with_inputs(self, features: int) -> tuple[Tensor, Tensor] | None:
+        """Activations and the inputs they come from, samples first, if these are known and of so many features."""
+        rows = self._rows()
+        if not rows or any(block.inputs is None or block.inputs.shape[1] != features for block in rows):
+            return None
+        return torch.cat([block.values for block in rows]), torch.cat([block.inputs for block in rows])  # type: ignore
+
+    def extend(self, new: Tensor) -> None:
+        """Append the activations of new neurons, samples x neurons x positions, on the samples that are there."""
+        rows = self._rows()
+        assert rows is not None
+        parts = new.split([block.samples for block in rows])  # type: ignore[no-untyped-call]
+        self.clear()
+        self.blocks += [
+            Rows(torch.cat([block.values, part], 1), block.inputs) for block, part in zip(rows, parts, strict=True)
+        ]
 
     def clear(self) -> None:
         self.blocks.clear()
@@ -295,7 +314,7 @@ class Buffer:
     def state_dict(self) -> dict[str, Any]:
         blocks: list[Any] = []
         for block in self.blocks:
-            held = block.values if isinstance(block, Rows) else block.gram if isinstance(block, Products) else None
+            held = (block.values, block.inputs) if isinstance(block, Rows) else getattr(block, "gram", None)
             blocks.append((type(block).__name__, block.samples, held))
         shown = {"small": self._small, "patience": self._patience}  # they decide what is reported: a rank or a bound
         return {"positions": self.positions, "blocks": blocks, **shown}
@@ -305,7 +324,7 @@ class Buffer:
         self.positions = state["positions"]
         self._small, self._patience = state["small"], state["patience"]
         for kind, samples, held in state["blocks"]:
-            block = Rows(held) if kind == "Rows" else Products(samples, held) if kind == "Products" else Spent(samples)
+            block = Rows(*held) if kind == "Rows" else Products(samples, held) if kind == "Products" else Spent(samples)
             self.blocks.append(block)
 
 

@@ -31,6 +31,11 @@ class Edit:
         """By how much the axis becomes longer."""
         return len(self.positions) if self.values is not None else -len(self.positions)
 
+    @property
+    def at_end(self) -> bool:
+        """Whether it appends to the axis."""
+        return self.values is not None and int(self.positions[0]) == self.length
+
 
 def grouped(edits: Sequence[Edit]) -> dict[str, list[Edit]]:
     """Edits by tensor."""
@@ -53,6 +58,13 @@ def edited(old: Tensor, edits: Sequence[Edit], fills: Mapping[int, Tensor | floa
 
     Later edits overwrite earlier ones where new rows and new columns cross.
     """
+    if len(edits) == 1 and edits[0].at_end and old.is_contiguous():  # the usual case, in a fraction of the time
+        (edit,) = edits
+        fill = edit.values if fills is None else fills[edit.axis]
+        assert fill is not None
+        if not isinstance(fill, Tensor):
+            fill = old.new_full([edit.change if d == edit.axis else n for d, n in enumerate(old.shape)], fill)
+        return torch.cat([old, fill.to(old)], edit.axis)
     new = _empty_as(old, new_shape(old.shape, edits))
     runs = [_kept_runs(old.shape[axis], [e for e in edits if e.axis == axis]) for axis in range(old.ndim)]
     edited_axes = [axis for axis in range(old.ndim) if any(edit.axis == axis for edit in edits)]

@@ -26,7 +26,7 @@ from .routes import find_bridge, find_routes, probed
 from .strategies import Strategy
 from .strategies import strategy as as_strategy
 from .structure import named_tensors, unwrapped
-from .surgery import Plan, grow, shrink
+from .surgery import Plan, Values, grow, shrink
 from .taps import Taps
 from .tracing import Example
 from .triggers import Decision, resolved_size
@@ -115,6 +115,7 @@ class Grower:
         self._stepped = False
         self._untrained: dict[str, Tensor] | None = None  # the parameters, until the buffers are full
         self._warned: set[str] = set()
+        self._few: set[str] = set()
         self._taps = Taps(self.model, self.buffer, self._attach)
         self._handles = [each.register_step_post_hook(self._optimizer_stepped) for each in self.optimizers]
         if example is not None:
@@ -140,20 +141,20 @@ class Grower:
                 f"include={self.include} and exclude={self.exclude} leave no width to grow of "
                 + ", ".join(width.name for width in known.growable)
             )
-        chosen = self._watchable(chosen, call)
-        self._set_maxima(chosen)
+        layers = self._watchable(chosen, call)
+        self._set_maxima(layers)
         start = getattr(self.strategy.trigger, "start", None)
-        for layer in chosen:
+        for layer in layers:
             if "activations" in self.strategy.needs:
                 whole = getattr(self.strategy.trigger, "metric", None) == "orthogonality" and self.convolutional
                 layer.buffer = Buffer(self.buffer, whole)
             if start is not None:
                 start(layer)
-        self._layers = chosen
+        self._layers = layers
         needs = self.strategy.needs
         if "activations" in needs:
             self._untrained = {name: own.detach().clone() for name, own in self.model.named_parameters()}
-        self._taps.watch(chosen, "activations" in needs, "gradients" in needs)
+        self._taps.watch(layers, "activations" in needs, "gradients" in needs)
 
     def _matches(self, width: Width) -> bool:
         names = {width.name, *(axis.module for axis in width.producers)}
@@ -283,6 +284,7 @@ class Grower:
         assert self._layers is not None
         self._refresh([layer for layer in self._layers if not self._up_to_date(layer)])
         self._look_back()
+        self._check_samples()
         needs_loss = getattr(self.strategy.initialization, "needs_loss", None)
         due: list[tuple[Layer, Decision, int]] = []
         for layer in self._layers:
@@ -294,7 +296,6 @@ class Grower:
                     "function that runs the model and returns its loss"
                 )
             layer.step = self.steps
-            self._check_samples(layer)
             try:
                 decision = self.strategy.trigger(layer)
             except NotFinite as error:
@@ -344,12 +345,19 @@ class Grower:
             if each.buffer is not None:
                 each.buffer.clear()
 
-    def _check_samples(self, layer: Layer) -> None:
-        if layer.buffer is not None and layer.buffer.blocks and layer.buffer.columns < layer.size:
-            self._warn(
-                f"{layer.name} has {layer.size} neurons but its activations are measured on "
-                f"{layer.buffer.columns} samples only, which bounds their rank: use larger batches or a larger buffer",
-                key=f"{layer.name} samples",
+    def _check_samples(self) -> None:
+        """Say once which widths have more neurons than samples: their rank is at most the number of these."""
+        few = {
+            layer.name: f"{layer.name} ({layer.size} on {layer.buffer.columns})"
+            for layer in self._layers or ()
+            if layer.buffer is not None and layer.buffer.full and layer.buffer.columns < layer.size
+        }
+        if news := [text for name, text in few.items() if name not in self._few]:
+            self._few |= few.keys()
+            warnings.warn(
+                "widths with more neurons than samples to measure them on, which bounds their rank: "
+                f"{', '.join(news)}; use larger batches or a larger buffer",
+                stacklevel=4,
             )
 
     def _grow(self, due: Sequence[tuple[Layer, Decision, int]], closure: Callable[[], Any] | None) -> list[Event]:
@@ -379,7 +387,8 @@ class Grower:
                 if neurons.count:
                     news.append((layer, decision, neurons))
             events = self._apply(news, time.perf_counter() - started)
-            self._refresh([layer for layer, _, _ in news])
+            sizes = {event.width: event.before for event in events}
+            self._refresh([layer for layer, _, _ in news if not self._extended(layer, sizes[layer.name])])
             return events
         finally:
             self._taps.muted = False
@@ -390,11 +399,15 @@ class Grower:
         for layer, decision, neurons in news:
             started, size = time.perf_counter(), layer.size
             values = {key: _fitted(key, value, done) for key, value in neurons.values.items()}
+
+            def given(*_: Any, values: Values = values) -> Values:
+                return values
+
             plan = grow(
                 self.model,
                 layer.width,
                 neurons.count,
-                initialization=lambda model, width, count, own=values: own,
+                initialization=given,
                 optimizer=self.optimizers,
                 ema=self.ema,
                 generator=self.generator,
@@ -410,6 +423,11 @@ class Grower:
                 for name, change in neurons.changes.items():
                     tensors[name].add_(_fitted((name, -1), change, done).to(tensors[name]))
         return events
+
+    @staticmethod
+    def _extended(layer: Layer, before: int) -> bool:
+        full = layer.maximum is not None and layer.size >= layer.maximum
+        return layer.buffer is not None and not full and layer.extend_buffer(before)
 
     def _refresh(self, grown: Sequence[Layer], tensors: Mapping[str, Tensor] | None = None) -> None:
         """Fill the buffers of layers with what the model, or one with other tensors, gives on their samples."""

@@ -149,7 +149,8 @@ class Pre(Select):
 def _row_space(matrix: Tensor) -> Tensor:
     """An orthonormal basis of the rows of a matrix, as rows."""
     _, singular, vectors = torch.linalg.svd(matrix.double(), full_matrices=False)
-    return vectors[singular > max(matrix.shape) * torch.finfo(torch.float32).eps * singular.max()]
+    basis: Tensor = vectors[singular > max(matrix.shape) * torch.finfo(torch.float32).eps * singular.max()]
+    return basis
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,8 @@ class Layer:
     def norms(self, axis: Axis, tensor: Tensor | None = None) -> Tensor:
         """The norm of each neuron's part of a parameter, or of something of its shape."""
         part = self.of_neurons(axis, tensor)
-        return torch.linalg.vector_norm(part, dim=tuple(range(1, part.ndim)))
+        norms: Tensor = torch.linalg.vector_norm(part, dim=tuple(range(1, part.ndim)))
+        return norms
 
     @property
     def weight(self) -> Tensor:
@@ -121,7 +122,8 @@ class Layer:
         present = dict(self.model.named_parameters()) if tensors is None else tensors
         axes = [axis for axis in self.width.consumers if axis.tensor in present]
         norms = [self.norms(axis, present[axis.tensor].detach()).float() for axis in axes]
-        return torch.stack(norms).norm(dim=0)
+        together: Tensor = torch.stack(norms).norm(dim=0)
+        return together
 
     # --- what was seen -----------------------------------------------------------------------------------
 
@@ -183,12 +185,44 @@ class Layer:
 
         Both are samples x neurons x positions.
         """
-        runs = self._seen_again((), fan_in=fan_in, gradients=gradients)
-        with torch.set_grad_enabled(gradients):
-            H, new = torch.cat([seen["H"] for seen in runs]), torch.cat([seen["new"] for seen in runs])
+        known = None if gradients else self._inputs_known()
+        if known is not None:
+            H, new = known[0], self._through(known[1], fan_in.flatten(1))
+        else:
+            runs = self._seen_again((), fan_in=fan_in, gradients=gradients)
+            with torch.set_grad_enabled(gradients):
+                H, new = torch.cat([seen["H"] for seen in runs]), torch.cat([seen["new"] for seen in runs])
         if not bool(H.isfinite().all() and new.isfinite().all()):
             raise NotFinite(f"activations of {self.name}")
         return H, new
+
+    def _inputs_known(self) -> tuple[Tensor, Tensor] | None:
+        """Activations and the producer's inputs, where new neurons are a product and functions of single numbers."""
+        if self.buffer is None or self.route is None or self.route.chain is None:
+            return None
+        return self.buffer.with_inputs(self.fan_in)
+
+    def _through(self, inputs: Tensor, fan_in: Tensor) -> Tensor:
+        """The activations of neurons with a fan-in and no bias: samples x neurons x 1."""
+        assert self.route is not None
+        assert self.route.chain is not None
+        values = F.linear(inputs, fan_in)
+        for path in self.route.chain:
+            values = self.model.get_submodule(path)(values)
+        return values[:, :, None]
+
+    def extend_buffer(self, before: int) -> bool:
+        """After growth, add the activations of the new neurons to the buffer; False if that needs another run."""
+        known = self._inputs_known()
+        if (
+            known is None
+            or known[0].shape[1] != before
+            or any(bool(self.of_neurons(a)[before:].any()) for a in self.biases)
+        ):
+            return False
+        assert self.buffer is not None
+        self.buffer.extend(self._through(known[1], self.weight[before:]))
+        return True
 
     def inputs_and_outputs(self) -> tuple[Tensor, Tensor]:
         """The producer's inputs H_prev and outputs Z on the samples in the buffer, features x samples."""
@@ -249,7 +283,8 @@ class Layer:
             raise ValueError(f"{self.name}: its layers cannot be watched")
         modules = {path: model.get_submodule(path) for path in {route.producer.module, route.point.module}}
         count = 0 if fan_in is None else len(fan_in)
-        tensors, attributes = {}, []
+        tensors: dict[str, Tensor] = {}
+        attributes: list[tuple[nn.Module, str, int]] = []
         if fan_in is not None:
             with torch.set_grad_enabled(gradients):
                 tensors, attributes = grown_tensors(model, width, route, count, fan_in, bias, sources)
@@ -298,7 +333,8 @@ class Layer:
         generator = torch.Generator().manual_seed(self.seed)
         old = self.tensor(axis)
         rows = new_values(old, axis.axis, count * axis.per_neuron, self.width.fill(axis), generator)
-        return rows.movedim(axis.axis, 0).unflatten(0, (count, axis.per_neuron))
+        new: Tensor = rows.movedim(axis.axis, 0).unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
+        return new
 
     def change(self, axis: Axis, neurons: Tensor, added: Tensor) -> Tensor:
         """A change of a parameter that adds something, neurons x per neuron x the rest, to some neurons."""
@@ -323,4 +359,5 @@ def scaled_like(new: Tensor, present: Tensor) -> Tensor:
     if not norm > 0:
         return new
     norms = new.flatten(1).norm(dim=1).clamp_min(torch.finfo(new.dtype).tiny)
-    return new * (norm / norms).reshape(-1, *[1] * (new.ndim - 1))
+    scaled: Tensor = new * (norm / norms).reshape(-1, *[1] * (new.ndim - 1))
+    return scaled

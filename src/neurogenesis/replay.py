@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -32,7 +33,7 @@ class Call:
     def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """A call that is being made now."""
         if not kwargs and all(type(arg) is Tensor for arg in args):  # the usual case, in less time
-            arguments: tuple[Any, ...] = tuple(arg.detach() for arg in args), {}
+            arguments: tuple[tuple[Any, ...], dict[str, Any]] = tuple(arg.detach() for arg in args), {}
         else:
             arguments = tree_map_only(Tensor, Tensor.detach, (tuple(args), dict(kwargs)))
         call = Call.made(*arguments, None)
@@ -112,7 +113,7 @@ def replay(
             _RUNNING.add(model)
             stack.callback(_RUNNING.discard, model)
         for watch in watches:
-            stack.callback(observe(watch.module, watch.side, lambda tensor, own=watch: on(own, tensor)).remove)
+            stack.callback(observe(watch.module, watch.side, partial(on, watch)).remove)
         stack.enter_context(_attributes(attributes))
         if evaluation:
             stack.enter_context(_attributes([(module, "training", False) for module in model.modules()]))
@@ -132,7 +133,7 @@ class Hook:
     def __init__(self, action: Callable[..., Any] | None = None):
         self.action = action
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any) -> Any:
         return None if self.action is None else self.action(*args)
 
@@ -157,7 +158,9 @@ def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | N
             new = action(args[0])
             return None if new is None else ((new, *args[1:]), kwargs)
         name = next((name for name, value in kwargs.items() if isinstance(value, Tensor)), None)
-        new = None if name is None else action(kwargs[name])
+        if name is None:
+            return None
+        new = action(kwargs[name])
         return None if new is None else (args, {**kwargs, name: new})
 
     return module.register_forward_pre_hook(Hook(before), with_kwargs=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from .bridge import Bridge, Kernel, Pooling, pooling_from
 from .edits import Edit, edited, grouped, new_values
+from .nn import ReLU
 from .replay import Call, Side, Watch, observe, replay
 from .structure import Axis, named_tensors
 from .widths import Width
@@ -33,6 +36,7 @@ class Route:
     between: tuple[str, ...]  # paths of the modules that run between producer and consumer
     later: frozenset[str]  # paths of those that run no earlier than the consumer
     called: frozenset[str]  # paths of all modules that run
+    chain: tuple[str, ...] | None = None  # between two linear layers, if that is all: functions of single numbers
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
         """The activations of the width's neurons at the point, samples x neurons x positions."""
@@ -60,11 +64,12 @@ def find_routes(model: nn.Module, widths: Sequence[Width], call: Call) -> dict[s
     """The route of each width by its name, or why it has none. Runs the model, in evaluation mode."""
     modules = dict(model.named_modules(remove_duplicate=False))
     order: list[tuple[str, Tensor, Tensor]] = []
-    handles, inputs = [], {}
+    inputs: dict[str, Tensor] = {}
+    handles = []
     paths = {module: path for path, module in reversed(modules.items())}
     for module, path in paths.items():
-        handles.append(observe(module, "input", lambda x, own=path: inputs.__setitem__(own, x)))
-        handles.append(observe(module, "output", lambda y, own=path: _note(order, own, inputs, y)))
+        handles.append(observe(module, "input", partial(inputs.__setitem__, path)))
+        handles.append(observe(module, "output", partial(_note, order, path, inputs)))
     try:
         replay(model, call, [], evaluation=True)
     finally:
@@ -112,7 +117,33 @@ def _route(
     grouped_consumer = getattr(modules[consumer.module], "groups", 1) > 1
     if grouped_consumer or (others and _adds(model, width, route, modules, others, call)):
         return _own_branch(width, route, modules, order[start:stop])
-    return route
+    return route if others else replace(route, chain=_chain(width, route, modules, order[start : stop + 1]))
+
+
+# Functions of single numbers, without anything per neuron.
+_ELEMENTWISE = (
+    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Tanh, nn.Sigmoid,
+    nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Identity, ReLU,
+)  # fmt: skip
+
+
+def _chain(
+    width: Width, route: Route, modules: Mapping[str, nn.Module], order: Sequence[tuple[str, Tensor, Tensor]]
+) -> tuple[str, ...] | None:
+    """The modules between two linear layers, if each takes what the one before gives, and nothing else happens."""
+    ends = modules[route.producer.module], modules[route.consumer.module]
+    plain = all(type(end) is nn.Linear for end in ends) and width.in_order(route.producer)
+    if not plain or not width.in_order(route.consumer) or order[0][1].ndim != 2 or route.consumer.per_neuron > 1:
+        return None
+    passed = order[0][2]
+    chain: list[str] = []
+    for path, given, output in order[1:]:
+        if given is passed and path == route.consumer.module:
+            return tuple(chain)
+        if given is passed and type(modules[path]) in _ELEMENTWISE:
+            chain.append(path)
+            passed = output
+    return None
 
 
 def _inside(path: str, modules: Mapping[str, nn.Module]) -> bool:
@@ -184,7 +215,8 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bri
 
 
 def _unlike_a_layer(axis: Axis, module: nn.Module) -> str | None:
-    if module.weight.is_complex():
+    weight: Any = module.weight
+    if weight.is_complex():
         return f"{axis.module} is complex"
     if isinstance(module, _ConvTransposeNd):
         return f"{axis.module} is a transposed convolution"
@@ -382,7 +414,7 @@ def grown_tensors(
             values = new_values(old, axis.axis, len(positions), fill, generator)
             if sources is not None and axis.role != "consumer":
                 rows = old.detach().movedim(axis.axis, 0)[width.positions(axis)[sources.clamp_min(0)]]
-                usual = values.movedim(axis.axis, 0).unflatten(0, rows.shape[:2])
+                usual = values.movedim(axis.axis, 0).unflatten(0, rows.shape[:2])  # type: ignore[no-untyped-call]
                 copied = (sources >= 0).reshape(-1, *[1] * (rows.ndim - 1)).to(rows.device)
                 positions, values = stack(width, axis, torch.where(copied, rows, usual))
         edits.append(Edit(axis.tensor, axis.axis, old.shape[axis.axis], positions, values, axis.role))

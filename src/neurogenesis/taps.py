@@ -7,6 +7,7 @@ without a trace.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,10 +57,12 @@ class Taps:
             producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
             if activations:
                 point = self.model.get_submodule(route.point.module)
-                self._tap(layer, "H", point, route.side, lambda h, own=layer, at=point: self._activations(own, at, h))
-            if gradients and layer.bridge is not None:
-                self._tap(layer, "H_prev", producer, "input", lambda x, own=layer: self._input(own, x))
-                self._tap(layer, "output", consumer, "output", lambda y, own=layer: self._output(own, y))
+                self._tap(layer, "H", point, route.side, partial(self._activations, layer, point))
+            wanted = gradients and layer.bridge is not None
+            if wanted or (activations and route.chain is not None):
+                self._tap(layer, "H_prev", producer, "input", partial(self._input, layer))
+            if wanted:
+                self._tap(layer, "output", consumer, "output", partial(self._output, layer))
                 for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")):
                     self._tap_gradient(layer, axis, role)
 
@@ -138,7 +141,7 @@ class Taps:
             outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             self.backward_visible = bool(outputs)
             for tensor in outputs:
-                tensor.register_hook(self._went_backward)
+                tensor.register_hook(self._went_backward)  # type: ignore[no-untyped-call]
 
     def _went_backward(self, gradient: Tensor) -> None:
         self.backwards += 1
@@ -150,7 +153,9 @@ class Taps:
             with torch.no_grad():
                 values = layer.route.neurons(layer.width, tensor.detach(), module)
                 # A layer's output may be written into, by `out += x`; the consumer's input is kept for its gradient.
-                layer.buffer.add(values.clone() if layer.route.side == "output" else values)
+                values = values.clone() if layer.route.side == "output" else values
+                known = self._inputs.get(layer.name) if layer.route.chain is not None else None
+                layer.buffer.add(values, known)
 
     def _input(self, layer: Layer, tensor: Tensor) -> None:
         self._inputs[layer.name] = tensor.detach()
@@ -164,7 +169,7 @@ class Taps:
             if not self.muted:
                 layer.pairs.append((call, H_prev, gradient.detach()))
 
-        tensor.register_hook(arrived)
+        tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
 
     def remove(self) -> None:
         for handle in self._handles:
