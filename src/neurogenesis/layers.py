@@ -113,8 +113,7 @@ class Layer:
     def weight_rank(self, eps: float = 0.01) -> int:
         """The effective rank of the producer's weights."""
         weight = self.weight
-        if not math.isfinite(float(weight.sum())):
-            raise NotFinite(f"weights of {self.name}")
+        _check_finite([weight], f"weights of {self.name}")
         return metrics.quick_rank(weight, eps)
 
     def fan_out_norms(self, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -160,8 +159,7 @@ class Layer:
         assert self.bridge is not None
         total = sum(self.bridge.gradient(H_prev, D) for _, H_prev, D in self.pairs)
         assert isinstance(total, Tensor)
-        if not bool(total.isfinite().all()):
-            raise NotFinite(f"gradients of {self.name}")
+        _check_finite([total], f"gradients of {self.name}")
         return total
 
     def auxiliary_bound(self) -> float:
@@ -192,8 +190,7 @@ class Layer:
             runs = self._seen_again((), fan_in=fan_in, gradients=gradients)
             with torch.set_grad_enabled(gradients):
                 H, new = torch.cat([seen["H"] for seen in runs]), torch.cat([seen["new"] for seen in runs])
-        if not bool(H.isfinite().all() and new.isfinite().all()):
-            raise NotFinite(f"activations of {self.name}")
+        _check_finite([H, new], f"activations of {self.name}")
         return H, new
 
     def _inputs_known(self) -> tuple[Tensor, Tensor] | None:
@@ -228,8 +225,7 @@ class Layer:
         """The producer's inputs H_prev and outputs Z on the samples in the buffer, features x samples."""
         runs = self._seen_again(("H_prev", "Z"))
         H_prev, Z = (torch.cat([seen[key].flatten(0, -2).T for seen in runs], 1) for key in ("H_prev", "Z"))
-        if not bool(H_prev.isfinite().all() and Z.isfinite().all()):
-            raise NotFinite(f"activations of {self.name}")
+        _check_finite([H_prev, Z], f"activations of {self.name}")
         return H_prev, Z
 
     def trial_gradients(
@@ -253,8 +249,7 @@ class Layer:
                 output = self._consume(seen["consumed"].to(leaves[1].dtype), leaves[1])
             gradients = torch.autograd.grad(output, leaves, D.reshape(output.shape).to(output))
             total = [t + g for t, g in zip(total, gradients, strict=True)]
-        if not all(bool(t.isfinite().all()) for t in total):
-            raise NotFinite(f"gradients of {self.name}")
+        _check_finite(total, f"gradients of {self.name}")
         return total[0], total[1]
 
     def _consume(self, inputs: Tensor, fan_out: Tensor) -> Tensor:
@@ -351,6 +346,13 @@ class Layer:
     def biases(self) -> list[Axis]:
         """The one-dimensional parameters of the first producer along the width."""
         return [a for a in self.width.axes if a.module == self.producer.module and self.tensor(a).ndim == 1]
+
+
+def _check_finite(tensors: Sequence[Tensor], what: str) -> None:
+    for tensor in tensors:
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        if not math.isfinite(float(torch.linalg.vector_norm(tensor.detach(), dtype=wide).abs())):
+            raise NotFinite(what)
 
 
 def scaled_like(new: Tensor, present: Tensor) -> Tensor:

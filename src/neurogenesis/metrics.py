@@ -216,8 +216,8 @@ def _bordered(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     n = matrix.shape[1]
     eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.T / n)
     eigenvalues = eigenvalues.clamp_min(0)
-    own = rows.square().sum(1) / n
-    squares = (rows @ matrix.T / n @ vectors).square()
+    own = torch.linalg.vector_norm(rows, dim=1).square() / n
+    squares = (rows @ matrix.T @ vectors / n).square()
     # What rounding leaves in directions that H does not have; elsewhere b_i^2 <= lambda_i c_0 holds anyway.
     squares = squares.where(eigenvalues > 1e-14 * len(eigenvalues) * eigenvalues.max(), 0.0)
     return eigenvalues, squares.minimum(own[:, None] * eigenvalues), own
