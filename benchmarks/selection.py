@@ -6,7 +6,8 @@
 each (20 of them, scaled up). The same candidates must be picked.
 
 Then whole growth events (trigger, initialization, surgery, the optimizer's state) of one neuron in the first layer of
-784-64-64-10 at batch 512 with Adam and a buffer of 1,568 samples, in plain training steps; and one of gromo, if it is installed.
+784-64-64-10 at batch 512 with Adam and a buffer of 1,568 samples, in plain training steps; and one of gromo, if it is
+installed.
 """
 
 from __future__ import annotations

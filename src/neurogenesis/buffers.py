@@ -121,6 +121,7 @@ class Buffer:
         self.whole = whole
         self.blocks: list[Rows | Products | Spent] = []
         self.positions = 1
+        self.full = False  # whether it has been; of batches with many positions it holds whole ones, as fit
         self._total: Tensor | None = None  # of products in single precision
         self._counted: list[Rows] = []  # the blocks in it
         self._small: Tensor | None = None  # directions of neurons in which activations were small
@@ -135,6 +136,7 @@ class Buffer:
             self.clear()  # the width was grown or shrunk by hand
         self.positions = values.shape[2]
         self.blocks.append(Rows(values, inputs))
+        self.full = self.full or self.samples >= self.limit
         while (excess := self.samples - self.limit) > 0:
             oldest = self.blocks.pop(0)
             if oldest.samples > excess and (kept := oldest.newest(oldest.samples - excess)) is not None:
@@ -167,19 +169,17 @@ class Buffer:
         """Append the activations of new neurons, samples x neurons x positions, on the samples that are there."""
         rows = self._rows()
         assert rows is not None
-        parts = new.split([block.samples for block in rows])  # type: ignore[no-untyped-call]
+        parts, full = new.split([block.samples for block in rows]), self.full  # type: ignore[no-untyped-call]
         self.clear()
+        self.full = full
         self.blocks += [
             Rows(torch.cat([block.values, part], 1), block.inputs) for block, part in zip(rows, parts, strict=True)
         ]
 
     def clear(self) -> None:
         self.blocks.clear()
+        self.full = False
         self._counted, self._total, self._small = [], None, None
-
-    @property
-    def full(self) -> bool:
-        return self.samples >= self.limit
 
     @property
     def complete(self) -> bool:
@@ -317,11 +317,11 @@ class Buffer:
             held = (block.values, block.inputs) if isinstance(block, Rows) else getattr(block, "gram", None)
             blocks.append((type(block).__name__, block.samples, held))
         shown = {"small": self._small, "patience": self._patience}  # they decide what is reported: a rank or a bound
-        return {"positions": self.positions, "blocks": blocks, **shown}
+        return {"positions": self.positions, "full": self.full, "blocks": blocks, **shown}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.clear()
-        self.positions = state["positions"]
+        self.positions, self.full = state["positions"], state["full"]
         self._small, self._patience = state["small"], state["patience"]
         for kind, samples, held in state["blocks"]:
             block = Rows(*held) if kind == "Rows" else Products(samples, held) if kind == "Products" else Spent(samples)

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from .axes import size as size_of
-from .bridge import Bridge
 from .buffers import Buffer
-from .edits import edited
+from .growth import affordable, fitted, look_back, loss_with, refill
 from .history import Event, History, Observation
 from .initializations import Neurons
 from .layers import Layer, NotFinite
 from .optimizer_state import Optimizers, as_list, check_optimizers
-from .replay import Call, Watch, replay
-from .routes import find_bridge, find_routes, probed
+from .replay import Call
 from .strategies import Strategy
 from .strategies import strategy as as_strategy
 from .structure import named_tensors, unwrapped
-from .surgery import Plan, Values, grow, shrink
+from .surgery import Plan, Values, grow
 from .taps import Taps
 from .tracing import Example
-from .triggers import Decision, resolved_size
-from .widths import Width, Widths, remembered, widths
-
-MaxWidth = int | float | Mapping[str, int | float] | None
+from .triggers import Decision
+from .watching import MaxWidth, call_of, choose, example_of, set_maxima, watchable
+from .widths import Widths, remembered, widths
 
 
 class Grower:
@@ -120,7 +114,7 @@ class Grower:
         self._handles = [each.register_step_post_hook(self._optimizer_stepped) for each in self.optimizers]
         if example is not None:
             try:
-                self._taps.begin(_call_of(example))
+                self._taps.begin(call_of(example))
             except BaseException:
                 self.detach()
                 raise
@@ -131,20 +125,14 @@ class Grower:
         """Find the widths, and watch those that can grow."""
         known = remembered(self.model)
         if known is None or self.tie or known.differs_from(self.model):
-            known = widths(self.model, _example_of(self.model, call), tie=self.tie)
+            known = widths(self.model, example_of(self.model, call), tie=self.tie)
         self._known = known
-        chosen = [width for width in known.growable if self._matches(width)]
-        if not known.growable:
-            raise ValueError("no width of this model can grow:\n" + "\n".join(f"  {w.name}: {w.reason}" for w in known))
-        if not chosen:
-            raise ValueError(
-                f"include={self.include} and exclude={self.exclude} leave no width to grow of "
-                + ", ".join(width.name for width in known.growable)
-            )
-        layers = self._watchable(chosen, call)
-        self._set_maxima(layers)
+        chosen = choose(known, self.include, self.exclude)
+        layers = watchable(self.model, self.strategy, chosen, call, self.convolutional)
+        set_maxima(layers, known, self.max_width)
         start = getattr(self.strategy.trigger, "start", None)
         for layer in layers:
+            layer.calls = self._taps.calls
             if "activations" in self.strategy.needs:
                 whole = getattr(self.strategy.trigger, "metric", None) == "orthogonality" and self.convolutional
                 layer.buffer = Buffer(self.buffer, whole)
@@ -155,71 +143,6 @@ class Grower:
         if "activations" in needs:
             self._untrained = {name: own.detach().clone() for name, own in self.model.named_parameters()}
         self._taps.watch(layers, "activations" in needs, "gradients" in needs)
-
-    def _matches(self, width: Width) -> bool:
-        names = {width.name, *(axis.module for axis in width.producers)}
-
-        def match(patterns: Sequence[str]) -> bool:
-            return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-
-        return match(self.include) and not match(self.exclude)
-
-    def _watchable(self, chosen: Sequence[Width], call: Call) -> list[Layer]:
-        """Layers of the widths that the strategy can serve; the others are named in a warning."""
-        needs = self.strategy.needs
-        routes = find_routes(self.model, chosen, call) if needs else {}
-        check = getattr(self.strategy.initialization, "check", None)
-        layers, left_out = [], {}
-        for width in chosen:
-            route = routes.get(width.name)
-            if isinstance(route, str):
-                left_out[width.name] = route
-                continue
-            layer = Layer(self.model, width, route, self.convolutional)
-            layer.calls = [call]
-            if route is not None and "gradients" in needs:
-                bridge = find_bridge(self.model, width, route, call)
-                if isinstance(bridge, Bridge):
-                    layer.bridge = bridge
-                elif any("gradients" in getattr(part, "needs", ()) for part in self._parts()):
-                    left_out[width.name] = bridge
-                    continue  # else it is a function of the user's own, which may do without
-            if route is not None and "trials" in needs:
-                probe = probed(self.model, width, route, call)
-                if isinstance(probe, str):
-                    left_out[width.name] = probe
-                    continue
-            if check is not None:
-                check(layer)
-            layers.append(layer)
-        if left_out:
-            listed = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-            if not layers:
-                raise ValueError(f"the strategy can grow none of the widths ({listed})")
-            warnings.warn(f"widths that the strategy cannot watch do not grow ({listed})", stacklevel=5)
-        for layer in layers:
-            layer.calls = self._taps.calls
-        return layers
-
-    def _set_maxima(self, layers: Sequence[Layer]) -> None:
-        given = self.max_width
-        assert self._known is not None
-        if isinstance(given, Mapping):
-            named: dict[str, int | float] = {self._known[name].name: size for name, size in given.items()}
-        else:
-            named = {} if given is None else {layer.name: given for layer in layers}
-        for layer in layers:
-            limit = named.get(layer.name)
-            if limit is None or limit == float("inf"):
-                continue
-            if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit:
-                raise TypeError(f"max_width of {layer.name}: expected an int, or a float times its size, not {limit!r}")
-            layer.maximum = resolved_size(limit, layer.initial)
-            if layer.maximum < layer.size:
-                raise ValueError(
-                    f"max_width of {layer.name} is {layer.maximum}, below its present size of {layer.size}"
-                    + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")
-                )
 
     # --- every step --------------------------------------------------------------------------------------
 
@@ -282,13 +205,13 @@ class Grower:
 
     def _look(self, closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
-        self._refresh([layer for layer in self._layers if not self._up_to_date(layer)])
+        refill(self.model, [layer for layer in self._layers if not layer.up_to_date], self._taps.calls)
         self._look_back()
         self._check_samples()
         needs_loss = getattr(self.strategy.initialization, "needs_loss", None)
         due: list[tuple[Layer, Decision, int]] = []
         for layer in self._layers:
-            if layer.maximum is not None and layer.size >= layer.maximum:
+            if layer.full:
                 continue
             if needs_loss is not None and closure is None and needs_loss(layer):
                 raise TypeError(
@@ -308,35 +231,21 @@ class Grower:
             count = decision.count if layer.maximum is None else min(decision.count, layer.maximum - layer.size)
             if count > 0:
                 due.append((layer, decision, count))
+        for layer in self._layers:
+            layer.untrained = None
         return self._grow(due, closure) if due else []
-
-    def _parts(self) -> tuple[Any, Any]:
-        return self.strategy.trigger, self.strategy.initialization
-
-    @staticmethod
-    def _up_to_date(layer: Layer) -> bool:
-        """Whether the buffer holds all its samples, of all neurons: the user may have grown the width by hand."""
-        held = layer.buffer
-        return held is None or not held.blocks or (held.complete and held.neurons == layer.size)
 
     def _look_back(self) -> None:
         """As soon as buffers are full, run their samples through the untrained network, for baselines."""
-        assert self._layers is not None
-        if self._untrained is None or not all(layer.ready for layer in self._layers if layer.buffer is not None):
+        watched = [layer for layer in self._layers or () if layer.buffer is not None and not layer.full]
+        if self._untrained is None or (watched and not any(layer.ready for layer in watched)):
             return
         tensors, self._untrained = self._untrained, None
         if self.steps == 1:
             return  # what the buffers hold is of the untrained network
         if any(tensors[name].shape != own.shape for name, own in self.model.named_parameters()):
             return  # grown by hand meanwhile
-        before = [(layer, layer.buffer) for layer in self._layers if layer.buffer is not None]
-        for layer, buffer in before:
-            layer.buffer = Buffer(buffer.limit, buffer.whole)
-        self._refresh([layer for layer, _ in before], tensors)
-        for layer, buffer in before:
-            assert layer.buffer is not None
-            layer.untrained = layer.buffer, tensors
-            layer.buffer = buffer
+        look_back(self.model, [layer for layer in watched if layer.ready], self._taps.calls, tensors)
 
     def _start_over(self, error: NotFinite, layer: Layer) -> None:
         self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
@@ -372,11 +281,12 @@ class Grower:
         try:
             news: list[tuple[Layer, Decision, Neurons]] = []
             for layer, decision, count in due:
-                count = self._affordable(layer, count, [(other, own.count) for other, _, own in news])
+                also = [(other, own.count) for other, _, own in news]
+                count = affordable(self.model, self.max_parameters, layer, count, also)
                 if count == 0:
                     continue
                 layer.seed = int(torch.randint(2**31, (1,), generator=self.generator))
-                layer.loss_with = None if closure is None else self._loss_with(layer, closure)
+                layer.loss_with = None if closure is None else loss_with(self.model, layer, closure, self.generator)
                 try:
                     neurons = self.strategy.initialization(layer, count, self.generator)  # type: ignore[operator]
                 except NotFinite as error:
@@ -388,7 +298,8 @@ class Grower:
                     news.append((layer, decision, neurons))
             events = self._apply(news, time.perf_counter() - started)
             sizes = {event.width: event.before for event in events}
-            self._refresh([layer for layer, _, _ in news if not self._extended(layer, sizes[layer.name])])
+            stale = [layer for layer, _, _ in news if layer.full or not layer.extend_buffer(sizes[layer.name])]
+            refill(self.model, stale, calls)
             return events
         finally:
             self._taps.muted = False
@@ -398,7 +309,7 @@ class Grower:
         done: list[Plan] = []
         for layer, decision, neurons in news:
             started, size = time.perf_counter(), layer.size
-            values = {key: _fitted(key, value, done) for key, value in neurons.values.items()}
+            values = {key: fitted(key, value, done) for key, value in neurons.values.items()}
 
             def given(*_: Any, values: Values = values) -> Values:
                 return values
@@ -421,86 +332,8 @@ class Grower:
         for tensors in [named_tensors(model) for model in models]:
             for _, _, neurons in news:
                 for name, change in neurons.changes.items():
-                    tensors[name].add_(_fitted((name, -1), change, done).to(tensors[name]))
+                    tensors[name].add_(fitted((name, -1), change, done).to(tensors[name]))
         return events
-
-    @staticmethod
-    def _extended(layer: Layer, before: int) -> bool:
-        full = layer.maximum is not None and layer.size >= layer.maximum
-        return layer.buffer is not None and not full and layer.extend_buffer(before)
-
-    def _refresh(self, grown: Sequence[Layer], tensors: Mapping[str, Tensor] | None = None) -> None:
-        """Fill the buffers of layers with what the model, or one with other tensors, gives on their samples."""
-        layers = [layer for layer in grown if layer.buffer is not None and layer.route is not None]
-        for layer in layers:
-            layer.buffer.clear()  # type: ignore[union-attr]
-        layers = [layer for layer in layers if layer.maximum is None or layer.size < layer.maximum]
-        if not layers:
-            return
-        for call in self._taps.calls:
-            seen: set[str] = set()
-
-            def fill(layer: Layer, module: nn.Module, h: Tensor, seen: set[str] = seen) -> None:
-                if layer.name not in seen:
-                    seen.add(layer.name)
-                    layer.buffer.add(layer.route.neurons(layer.width, h, module))  # type: ignore[union-attr]
-
-            watches = []
-            for layer in layers:
-                assert layer.route is not None
-                module = self.model.get_submodule(layer.route.point.module)
-                action = lambda h, own=layer, at=module: fill(own, at, h)  # noqa: E731
-                watches.append(Watch(module, layer.route.side, action))
-            replay(self.model, call, watches, tensors=tensors, seed=layers[0].seed)
-
-    def _loss_with(self, layer: Layer, closure: Callable[[], Any]) -> Callable[[Any], float]:
-        """The loss with one more neuron of given values, for a moment."""
-
-        def loss(values: Mapping[tuple[str, int], Tensor]) -> float:
-            state = torch.get_rng_state()
-            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-            gradients = {parameter: parameter.grad for parameter in self.model.parameters()}
-            for parameter in gradients:
-                parameter.grad = None
-            grow(self.model, layer.width, 1, initialization=lambda *_: values, generator=self.generator)
-            try:
-                with torch.enable_grad():  # a closure may go backward, as those of some optimizers do
-                    return float(closure())
-            finally:
-                shrink(self.model, layer.width, [layer.size - 1])
-                for parameter, gradient in gradients.items():
-                    parameter.grad = gradient
-                for name, buffer in self.model.named_buffers():
-                    buffer.copy_(buffers[name])
-                torch.set_rng_state(state)
-
-        return loss
-
-    # --- limits ------------------------------------------------------------------------------------------
-
-    def _affordable(self, layer: Layer, count: int, also: Sequence[tuple[Layer, int]]) -> int:
-        """How many of so many neurons the limit of parameters allows, when other layers grow as well."""
-        if self.max_parameters is None:
-            return count
-        parameters, axes = dict(self.model.named_parameters()), layer.width.structure.axes
-        atoms = [(other.width.atom, added) for other, added in also]
-        for atom, added in atoms:
-            atom.size += added
-        try:
-            while count:
-                layer.width.atom.size += count
-                total = sum(
-                    torch.Size(map(size_of, axes[name])).numel() if name in axes else own.numel()
-                    for name, own in parameters.items()
-                )
-                layer.width.atom.size -= count
-                if total <= self.max_parameters:
-                    break
-                count -= 1
-        finally:
-            for atom, added in atoms:
-                atom.size -= added
-        return count
 
     # --- what is kept ------------------------------------------------------------------------------------
 
@@ -562,8 +395,9 @@ class Grower:
             layer.memory = dict(saved["memory"])
             if layer.buffer is not None and saved["buffer"] is not None:
                 layer.buffer.load_state_dict(saved["buffer"])
+        if self._known is not None:
+            set_maxima(self._layers or (), self._known, self.max_width)
         self._untrained = state["untrained"]
-        self._set_maxima(self._layers or ())
         self.steps = state["steps"]
         self.generator.set_state(state["generator"])
         self._taps.calls[:] = calls
@@ -598,32 +432,3 @@ def _whole(count: Any, layer: Layer) -> int:
     if isinstance(count, bool) or not hasattr(count, "__index__"):
         raise TypeError(f"{layer.name}: a trigger returns a Decision or an integer, not {count!r}")
     return int(count)
-
-
-def _call_of(example: Example) -> Call:
-    if isinstance(example, Mapping):
-        return Call.of((), example)
-    return Call.of(example if isinstance(example, tuple) else (example,), {})
-
-
-def _example_of(model: nn.Module, call: Call) -> Example:
-    if not call.kwargs:
-        return call.args
-    bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
-    example: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        kind = bound.signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            raise ValueError(f"the model is called with *{name} and keywords at once: pass an example= of one kind")
-        example |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
-    return example
-
-
-def _fitted(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:
-    """Values made before other widths grew, with zeros where these have new neurons."""
-    name, axis = key
-    for plan in done:
-        for edit in plan.edits:
-            if edit.tensor == name and edit.axis != axis:
-                values = edited(values, [edit], {edit.axis: 0.0})
-    return values

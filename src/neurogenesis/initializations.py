@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvNd
 from . import metrics
 from .layers import Layer, scaled_like
 from .metrics import Metric
-from .routes import probed
+from .probes import probed
 from .structure import Axis
 
 

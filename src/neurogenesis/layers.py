@@ -17,8 +17,9 @@ from .bridge import Bridge
 from .buffers import Buffer
 from .edits import new_values
 from .replay import Call, Watch, replay
-from .routes import Route, grown_tensors, pick, positions_after, stack
+from .routes import Route, pick
 from .structure import Axis
+from .trials import grown_tensors, positions_after, stack
 from .widths import Width
 
 
@@ -143,6 +144,17 @@ class Layer:
         if self.buffer.drop_nonfinite():
             raise NotFinite(f"activations of {self.name}")
         return self.buffer
+
+    @property
+    def full(self) -> bool:
+        """Whether it has its maximum."""
+        return self.maximum is not None and self.size >= self.maximum
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether the buffer holds all its samples, of all neurons: the width may have been grown by hand."""
+        held = self.buffer
+        return held is None or not held.blocks or (held.complete and held.neurons == self.size)
 
     @property
     def ready(self) -> bool:

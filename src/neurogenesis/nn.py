@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 
@@ -13,6 +12,7 @@ class ReLU(nn.Module):
     fan-in get a gradient behind it, which `torch.nn.ReLU`, whose derivative at 0 is 0, would not give them.
 
     Example:
+        >>> import torch
         >>> x = torch.zeros(1, requires_grad=True)
         >>> ReLU()(x).backward()
         >>> x.grad

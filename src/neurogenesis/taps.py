@@ -147,8 +147,7 @@ class Taps:
         self.backwards += 1
 
     def _activations(self, layer: Layer, module: nn.Module, tensor: Tensor) -> None:
-        full = layer.maximum is not None and layer.size >= layer.maximum
-        if self.wanted and layer.buffer is not None and not full:
+        if self.wanted and layer.buffer is not None and not layer.full:
             assert layer.route is not None
             with torch.no_grad():
                 values = layer.route.neurons(layer.width, tensor.detach(), module)

@@ -1,0 +1,116 @@
+"""What a growth takes beside surgery: samples run again, losses tried, limits kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .axes import size as size_of
+from .buffers import Buffer
+from .edits import edited
+from .layers import Layer
+from .replay import Call, Watch, replay
+from .surgery import Plan, grow, shrink
+
+
+def refill(
+    model: nn.Module, grown: Sequence[Layer], calls: Sequence[Call], tensors: Mapping[str, Tensor] | None = None
+) -> None:
+    """Fill the buffers of layers with what the model, or one with other tensors, gives on their samples."""
+    layers = [layer for layer in grown if layer.buffer is not None and layer.route is not None]
+    for layer in layers:
+        layer.buffer.clear()  # type: ignore[union-attr]
+    layers = [layer for layer in layers if not layer.full]
+    if not layers:
+        return
+    for call in calls:
+        seen: set[str] = set()
+
+        def fill(layer: Layer, module: nn.Module, h: Tensor, seen: set[str] = seen) -> None:
+            if layer.name not in seen:
+                seen.add(layer.name)
+                layer.buffer.add(layer.route.neurons(layer.width, h, module))  # type: ignore[union-attr]
+
+        watches = []
+        for layer in layers:
+            assert layer.route is not None
+            module = model.get_submodule(layer.route.point.module)
+            action = lambda h, own=layer, at=module: fill(own, at, h)  # noqa: E731
+            watches.append(Watch(module, layer.route.side, action))
+        replay(model, call, watches, tensors=tensors, seed=layers[0].seed)
+
+
+def look_back(model: nn.Module, layers: Sequence[Layer], calls: Sequence[Call], tensors: Mapping[str, Tensor]) -> None:
+    """Give layers the activations that the model with other tensors has on the samples of their buffers."""
+    before = [(layer, layer.buffer) for layer in layers if layer.buffer is not None]
+    for layer, buffer in before:
+        layer.buffer = Buffer(buffer.limit, buffer.whole)
+    refill(model, layers, calls, tensors)
+    for layer, buffer in before:
+        assert layer.buffer is not None
+        layer.untrained = layer.buffer, tensors
+        layer.buffer = buffer
+
+
+def loss_with(
+    model: nn.Module, layer: Layer, closure: Callable[[], Any], generator: torch.Generator
+) -> Callable[[Any], float]:
+    """The loss with one more neuron of given values, for a moment."""
+
+    def loss(values: Mapping[tuple[str, int], Tensor]) -> float:
+        state = torch.get_rng_state()
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        gradients = {parameter: parameter.grad for parameter in model.parameters()}
+        for parameter in gradients:
+            parameter.grad = None
+        grow(model, layer.width, 1, initialization=lambda *_: values, generator=generator)
+        try:
+            with torch.enable_grad():  # a closure may go backward, as those of some optimizers do
+                return float(closure())
+        finally:
+            shrink(model, layer.width, [layer.size - 1])
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+            torch.set_rng_state(state)
+
+    return loss
+
+
+def affordable(model: nn.Module, limit: int | None, layer: Layer, count: int, also: Sequence[tuple[Layer, int]]) -> int:
+    """How many of so many neurons the limit of parameters allows, when other layers grow as well."""
+    if limit is None:
+        return count
+    parameters, axes = dict(model.named_parameters()), layer.width.structure.axes
+    atoms = [(other.width.atom, added) for other, added in also]
+    for atom, added in atoms:
+        atom.size += added
+    try:
+        while count:
+            layer.width.atom.size += count
+            total = sum(
+                torch.Size(map(size_of, axes[name])).numel() if name in axes else own.numel()
+                for name, own in parameters.items()
+            )
+            layer.width.atom.size -= count
+            if total <= limit:
+                break
+            count -= 1
+    finally:
+        for atom, added in atoms:
+            atom.size -= added
+    return count
+
+
+def fitted(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:
+    """Values made before other widths grew, with zeros where these have new neurons."""
+    name, axis = key
+    for plan in done:
+        for edit in plan.edits:
+            if edit.tensor == name and edit.axis != axis:
+                values = edited(values, [edit], {edit.axis: 0.0})
+    return values

@@ -1,0 +1,116 @@
+"""Which widths of a model a `Grower` watches, as which layers, and how wide they may become."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from .bridge import Bridge
+from .layers import Layer
+from .probes import find_bridge, probed
+from .replay import Call
+from .routes import find_routes
+from .strategies import Strategy
+from .tracing import Example
+from .triggers import resolved_size
+from .widths import Width, Widths
+
+MaxWidth = int | float | Mapping[str, int | float] | None
+
+
+def choose(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> list[Width]:
+    """The growable widths whose name, or the path of a producer, matches the patterns."""
+
+    def match(width: Width, patterns: Sequence[str]) -> bool:
+        names = {width.name, *(axis.module for axis in width.producers)}
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+    if not known.growable:
+        raise ValueError("no width of this model can grow:\n" + "\n".join(f"  {w.name}: {w.reason}" for w in known))
+    chosen = [width for width in known.growable if match(width, include) and not match(width, exclude)]
+    if not chosen:
+        names = ", ".join(width.name for width in known.growable)
+        raise ValueError(f"include={include} and exclude={exclude} leave no width to grow of {names}")
+    return chosen
+
+
+def watchable(
+    model: nn.Module, strategy: Strategy, chosen: Sequence[Width], call: Call, convolutional: bool
+) -> list[Layer]:
+    """Layers of the widths that the strategy can serve; the others are named in a warning."""
+    needs, parts = strategy.needs, (strategy.trigger, strategy.initialization)
+    routes = find_routes(model, chosen, call) if needs else {}
+    check = getattr(strategy.initialization, "check", None)
+    layers, left_out = [], {}
+    for width in chosen:
+        route = routes.get(width.name)
+        if isinstance(route, str):
+            left_out[width.name] = route
+            continue
+        layer = Layer(model, width, route, convolutional)
+        layer.calls = [call]
+        if route is not None and "gradients" in needs:
+            bridge = find_bridge(model, width, route, call)
+            if isinstance(bridge, Bridge):
+                layer.bridge = bridge
+            elif any("gradients" in getattr(part, "needs", ()) for part in parts):
+                left_out[width.name] = bridge
+                continue  # else it is a function of the user's own, which may do without
+        if route is not None and "trials" in needs:
+            probe = probed(model, width, route, call)
+            if isinstance(probe, str):
+                left_out[width.name] = probe
+                continue
+        if check is not None:
+            check(layer)
+        layers.append(layer)
+    if left_out:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        if not layers:
+            raise ValueError(f"the strategy can grow none of the widths ({listed})")
+        warnings.warn(f"widths that the strategy cannot watch do not grow ({listed})", stacklevel=5)
+    return layers
+
+
+def set_maxima(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
+    """How wide each layer may become."""
+    if isinstance(given, Mapping):
+        named: dict[str, int | float] = {known[name].name: size for name, size in given.items()}
+    else:
+        named = {} if given is None else {layer.name: given for layer in layers}
+    for layer in layers:
+        limit = named.get(layer.name)
+        if limit is None or limit == float("inf"):
+            continue
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit:
+            raise TypeError(f"max_width of {layer.name}: expected an int, or a float times its size, not {limit!r}")
+        layer.maximum = resolved_size(limit, layer.initial)
+        if layer.maximum < layer.size:
+            raise ValueError(
+                f"max_width of {layer.name} is {layer.maximum}, below its present size of {layer.size}"
+                + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")
+            )
+
+
+def call_of(example: Example) -> Call:
+    if isinstance(example, Mapping):
+        return Call.of((), example)
+    return Call.of(example if isinstance(example, tuple) else (example,), {})
+
+
+def example_of(model: nn.Module, call: Call) -> Example:
+    if not call.kwargs:
+        return call.args
+    bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
+    example: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            raise ValueError(f"the model is called with *{name} and keywords at once: pass an example= of one kind")
+        example |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return example
