@@ -43,29 +43,32 @@ def watchable(
     model: nn.Module, strategy: Strategy, chosen: Sequence[Width], call: Call, convolutional: bool
 ) -> list[Layer]:
     """Layers of the widths that the strategy can serve; the others are named in a warning."""
-    needs, parts = strategy.needs, (strategy.trigger, strategy.initialization)
+    needs = strategy.needs
+    # A plain function may use anything, and may do without what a layer cannot give.
+    must: frozenset[str] = frozenset().union(
+        *(getattr(part, "needs", ()) for part in (strategy.trigger, strategy.initialization))
+    )
     routes = find_routes(model, chosen, call) if needs else {}
     check = getattr(strategy.initialization, "check", None)
     layers, left_out = [], {}
     for width in chosen:
-        route = routes.get(width.name)
-        if isinstance(route, str):
-            left_out[width.name] = route
-            continue
+        found = routes.get(width.name)
+        route = None if isinstance(found, str) else found
         layer = Layer(model, width, route, convolutional)
         layer.calls = [call]
+        problem = found if isinstance(found, str) and must else None
         if route is not None and "gradients" in needs:
             bridge = find_bridge(model, width, route, call)
             if isinstance(bridge, Bridge):
                 layer.bridge = bridge
-            elif any("gradients" in getattr(part, "needs", ()) for part in parts):
-                left_out[width.name] = bridge
-                continue  # else it is a function of the user's own, which may do without
-        if route is not None and "trials" in needs:
+            elif "gradients" in must:
+                problem = bridge
+        if route is not None and "trials" in must and problem is None:
             probe = probed(model, width, route, call)
-            if isinstance(probe, str):
-                left_out[width.name] = probe
-                continue
+            problem = probe if isinstance(probe, str) else None
+        if problem is not None:
+            left_out[width.name] = problem
+            continue
         if check is not None:
             check(layer)
         layers.append(layer)

@@ -1,205 +1,16 @@
-r"""How: initializations give new neurons their fan-in and fan-out.
-
-An initialization is a function of a `Layer`, a number of neurons and a random generator that returns `Neurons`. Like a
-trigger it may have ``needs``, of "activations", "gradients" and "trials" (runs with candidates), and ``check(layer)``,
-called once before training, which raises if it cannot serve a layer.
-
-Biases are 0. Fan-in and fan-out that are not zero are scaled to the mean norm of the present neurons (Firefly aside).
-What an initialization leaves out is random fan-in, and zero fan-out: the network's function does not change.
-
-Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
-"""
+"""Neurons that lower the loss fastest: GradMax, Firefly, NeST."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from . import metrics
-from .layers import Layer, scaled_like
-from .metrics import Metric
-from .probes import probed
-from .structure import Axis
-
-
-@dataclass(frozen=True)
-class Neurons:
-    """New neurons: how many, and the values that are not the default.
-
-    Args:
-        count: how many; fewer than were asked for where there are no more to be had.
-        values: new values by parameter and axis, stacked along the axis that grows.
-        changes: what to add to present parameters, by name.
-        why_fewer: why there are fewer than were asked for.
-    """
-
-    count: int
-    values: Mapping[tuple[str, int], Tensor] = field(default_factory=dict)
-    changes: Mapping[str, Tensor] = field(default_factory=dict)
-    why_fewer: str | None = None
-
-
-Initialization = Callable[[Layer, int, torch.Generator], Neurons]
-
-
-def _values(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Tensor]:
-    return {(axis.tensor, axis.axis): layer.values(axis, new)}
-
-
-def _candidates(number: int | None, layer: Layer) -> int:
-    if number is not None:
-        return number
-    return 100 if layer.tensor(layer.producer).ndim > 2 else 1000
-
-
-@dataclass(frozen=True)
-class Random:
-    """Random fan-in, zero fan-out."""
-
-    needs = frozenset[str]()
-
-    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        return Neurons(count)
-
-
-@dataclass(frozen=True)
-class Select:
-    """The best of random candidates: those that, each alone, give the highest metric beside the present neurons.
-
-    Args:
-        metric: "effective_dimension", whose ties the sum of singular values breaks, or "orthogonality".
-        candidates: how many beyond the neurons to add; 1000, or 100 for convolutions.
-        eps: threshold of the effective rank.
-        least: keep those with the lowest metric instead, an ablation: the paper's program does so in dense layers.
-    """
-
-    metric: Metric = "effective_dimension"
-    candidates: int | None = None
-    eps: float = 0.01
-    least: bool = False
-    needs = frozenset({"activations", "trials"})
-
-    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        fan_in = layer.random_fan_in(_candidates(self.candidates, layer) + count, generator)
-        return self.best(layer, fan_in, count)
-
-    def best(self, layer: Layer, fan_in: Tensor, count: int) -> Neurons:
-        """The best of given candidates."""
-        H, new = layer.trial(fan_in)
-        if self.metric == "orthogonality" and H.shape[2] > 1:
-            scores = _orthogonality_of_images(H, new)
-            best = scores.argsort(descending=not self.least, stable=True)[:count]
-        else:
-            flat, rows = (each.movedim(1, 0).flatten(1) for each in (H, new))
-            best = metrics.best_candidates(flat, rows, count, self.metric, eps=self.eps, worst=self.least)
-        return Neurons(count, _values(layer, layer.producer, fan_in[best.to(fan_in.device)]))
-
-
-def _orthogonality_of_images(H: Tensor, new: Tensor) -> Tensor:
-    """The orthogonality of (positions x neurons) x samples with the positions of each candidate appended."""
-    flat = H.flatten(1).double()
-    gram, n = flat @ flat.T, len(flat)
-    scores = []
-    for candidate in new.double().unbind(1):
-        own = gram + candidate @ candidate.T
-        scores.append(metrics.orthogonality_of_gram(own, n))
-    return torch.tensor(scores)
-
-
-@dataclass(frozen=True)
-class Pre(Select):
-    r"""Candidates whose pre-activations are orthogonal to the present ones, then selected like `Select`.
-
-    .. math:: w = (H_{prev}^T)^+ v, \quad v \text{ a Gaussian vector projected on the kernel of } Z.
-
-    For dense layers only, and with more samples in the buffer than neurons.
-    """
-
-    def check(self, layer: Layer) -> None:
-        module = layer.model.get_submodule(layer.producer.module)
-        if not isinstance(module, nn.Linear) or layer.producer.per_neuron > 1:
-            kind = "a convolution" if layer.tensor(layer.producer).ndim > 2 else "anything but a plain linear layer"
-            raise ValueError(
-                f"{layer.name}: no fan-in is known that makes pre-activations of {kind} orthogonal: use 'select', or "
-                f"leave it out with exclude=[{layer.name!r}]"
-            )
-
-    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        H_prev, Z = (each.double() for each in layer.inputs_and_outputs())
-        v = torch.randn(_candidates(self.candidates, layer) + count, Z.shape[1], generator=generator).to(Z)
-        basis = _row_space(Z)
-        if basis.shape[0] >= Z.shape[1]:
-            return Neurons(0, why_fewer=f"its {layer.size} neurons fill all {Z.shape[1]} samples of the buffer")
-        v -= v @ basis.T @ basis
-        rows = (
-            torch.linalg.lstsq(H_prev.T, v.T, driver="gelsd").solution.T
-            if not H_prev.is_cuda
-            else (v @ torch.linalg.pinv(H_prev))
-        )
-        weight = layer.tensor(layer.producer)
-        fan_in = scaled_like(rows, layer.weight.double()).to(weight)
-        rest = weight.movedim(layer.producer.axis, 0).shape[1:]
-        return self.best(layer, fan_in.reshape(len(fan_in), 1, *rest), count)
-
-
-def _row_space(matrix: Tensor) -> Tensor:
-    """An orthonormal basis of the rows of a matrix, as rows."""
-    _, singular, vectors = torch.linalg.svd(matrix.double(), full_matrices=False)
-    basis: Tensor = vectors[singular > max(matrix.shape) * torch.finfo(torch.float32).eps * singular.max()]
-    return basis
-
-
-@dataclass(frozen=True)
-class Opt(Select):
-    """Candidates improved by projected gradient ascent of the sum of singular values, then selected like `Select`.
-
-    Costly: each step runs the model again up to the layer, forwards and backwards.
-
-    Args:
-        steps: gradient steps.
-        rate: length of a step, relative to the candidates' norm.
-    """
-
-    steps: int = 10
-    rate: float = 0.1
-
-    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        fan_in = layer.random_fan_in(_candidates(self.candidates, layer) + count, generator)
-        for _ in range(self.steps):
-            fan_in = fan_in.detach().requires_grad_()
-            H, new = layer.trial(fan_in, gradients=True)
-            with torch.enable_grad():
-                flat, rows = (each.movedim(1, 0).flatten(1) for each in (H, new))
-                total = metrics.singular_sum_with(flat.detach(), rows).sum()
-            (gradient,) = torch.autograd.grad(total, fan_in)
-            with torch.no_grad():
-                step = scaled_like(gradient, layer.weight) * self.rate
-                fan_in = scaled_like(fan_in + step, layer.weight)
-        return self.best(layer, fan_in.detach(), count)
-
-
-@dataclass(frozen=True)
-class Weight:
-    r"""Random fan-in projected on the kernel of the producer's weights, :math:`w - W^+Ww`; zero fan-out."""
-
-    needs = frozenset[str]()
-
-    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        basis = _row_space(layer.weight)
-        room = layer.fan_in - len(basis)
-        if room < count:
-            why = f"its weights leave only {room} of {layer.fan_in} fan-in directions"
-        fan_in = layer.random_fan_in(min(count, room), generator)
-        if room == 0:
-            return Neurons(0, why_fewer=why)
-        rows = fan_in.flatten(1).double()
-        rows = rows - rows @ basis.T @ basis
-        fan_in = scaled_like(rows, layer.weight.double()).to(fan_in).reshape(fan_in.shape)
-        return Neurons(len(fan_in), _values(layer, layer.producer, fan_in), why_fewer=why if room < count else None)
+from ..layers import Layer, scaled_like
+from ..probes import probed
+from .base import Neurons, candidates_of, values_of
 
 
 @dataclass(frozen=True)
@@ -243,11 +54,11 @@ class GradMax:
         # the place first where several columns are its own.
         fan_out = vectors[:, :limit].T
         fan_out = _as_fan_out(layer, fan_out, present)
-        values = _values(layer, layer.consumer, scaled_like(fan_out, present)) if limit else {}
+        values = values_of(layer, layer.consumer, scaled_like(fan_out, present)) if limit else {}
         for axis in layer.width.producers:
             zero = layer.tensor(axis).new_zeros(1)
             shape = layer.of_neurons(axis).shape[1:]
-            values |= _values(layer, axis, zero.expand(limit, *shape)) if limit else {}
+            values |= values_of(layer, axis, zero.expand(limit, *shape)) if limit else {}
         why = f"the auxiliary gradient has {useful} directions, the next layer {consumer_neurons} neurons"
         return Neurons(limit, values, why_fewer=why if limit < count else None)
 
@@ -315,7 +126,7 @@ class Firefly:
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if not layer.pairs:
             return Neurons(0, why_fewer=_NO_GRADIENT)
-        total = _candidates(self.candidates, layer) + count
+        total = candidates_of(self.candidates, layer) + count
         splits = total // 2
         present, columns = layer.of_neurons(layer.producer), layer.of_neurons(layer.consumer)
         copied = torch.randint(layer.size, (splits,), generator=generator)
@@ -371,7 +182,7 @@ class Firefly:
                 default = layer.default(axis, len(chosen))
                 copies = present[source.clamp_min(0)].to(default)
                 new = torch.where(split.reshape(-1, *[1] * (copies.ndim - 1)).to(copies.device), copies, default)
-            values |= _values(layer, axis, new)
+            values |= values_of(layer, axis, new)
         return Neurons(len(chosen), values, changes)
 
 
@@ -415,7 +226,7 @@ class NeST:
         present, columns = layer.of_neurons(layer.producer), layer.of_neurons(layer.consumer)
         fan_in = scaled_like(fan_in.reshape(count, *present.shape[1:]), present)
         fan_out = scaled_like(_as_fan_out(layer, fan_out, columns), columns)
-        values = _values(layer, layer.producer, fan_in) | _values(layer, layer.consumer, fan_out)
+        values = values_of(layer, layer.producer, fan_in) | values_of(layer, layer.consumer, fan_out)
         return Neurons(count, values)
 
     def _by_loss(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
@@ -424,7 +235,7 @@ class NeST:
                 f"{layer.name}: 'nest' on convolutions must evaluate the loss again: call grower.step(closure) with "
                 "a function that runs the model and returns its loss"
             )
-        total = _candidates(self.candidates, layer) + count
+        total = candidates_of(self.candidates, layer) + count
         columns = layer.of_neurons(layer.consumer)
         fan_in = layer.random_fan_in(total, generator)
         fan_out = torch.rand((total, *columns.shape[1:]), generator=generator).to(columns) * 2 - 1
@@ -438,16 +249,4 @@ class NeST:
 
     @staticmethod
     def _both(layer: Layer, fan_in: Tensor, fan_out: Tensor) -> dict[tuple[str, int], Tensor]:
-        return _values(layer, layer.producer, fan_in) | _values(layer, layer.consumer, fan_out)
-
-
-INITIALIZATIONS: dict[str, Callable[[], Initialization]] = {
-    "random": Random,
-    "select": Select,
-    "pre": Pre,
-    "opt": Opt,
-    "weight": Weight,
-    "gradmax": GradMax,
-    "firefly": Firefly,
-    "nest": NeST,
-}
+        return values_of(layer, layer.producer, fan_in) | values_of(layer, layer.consumer, fan_out)
