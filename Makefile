@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-long zoo check clean
+.PHONY: demo test test-long zoo bench check clean
 
 demo: .venv/demo.installed  ## grow a small network on handwritten digits
 	$(BIN)/python examples/digits.py
@@ -16,6 +16,9 @@ test-long: .venv/test.installed  ## every test
 
 zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
 	$(BIN)/python -m benchmarks.zoo
+
+bench: .venv/test.installed  ## what finding widths, growing, watching and selecting cost
+	for name in surgery overhead selection; do $(BIN)/python -W ignore -m benchmarks.$$name; done
 
 check: .venv/test.installed
 	$(BIN)/ruff check

@@ -41,7 +41,7 @@ class Rows:
     @property
     def matrix(self) -> Tensor:
         """Neurons x activations; a copy where there are many positions, not to be kept."""
-        return self.values.movedim(1, 0).flatten(1)
+        return metrics.by_neuron(self.values)
 
     def newest(self, samples: int) -> Rows:
         return Rows(self.values[-samples:], None if self.inputs is None else self.inputs[-samples:])
@@ -306,7 +306,7 @@ class Buffer:
         if self.whole:
             rows = torch.cat([block.values for block in self._rows() or []])
             rows = rows if scale is None else rows * scale[:, None].to(rows)
-            return metrics.orthogonality(rows.flatten(1).T)
+            return metrics.orthogonality(metrics.by_sample(rows))
         return metrics.orthogonality_of_gram(_scaled(self.gram(), scale), self.columns)
 
     # --- state -------------------------------------------------------------------------------------------

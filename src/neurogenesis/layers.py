@@ -164,7 +164,7 @@ class Layer:
     @property
     def activations(self) -> Tensor:
         """The activations H, neurons x samples, of the model as it is now on the samples in the buffer."""
-        return torch.cat([self._flat(seen["H"]) for seen in self._seen_again(())], 1)
+        return torch.cat([metrics.by_neuron(seen["H"].detach()) for seen in self._seen_again(())], 1)
 
     def auxiliary_gradient(self) -> Tensor:
         """The gradient of the bridging layer over the passes since the last step."""
@@ -327,11 +327,6 @@ class Layer:
             replay(model, call, watches, tensors=tensors, attributes=attributes, seed=self.seed, gradients=gradients)
             result.append(seen)
         return result
-
-    @staticmethod
-    def _flat(values: Tensor) -> Tensor:
-        """Samples x neurons x positions as neurons x activations."""
-        return values.detach().movedim(1, 0).flatten(1)
 
     # --- weights for growth ------------------------------------------------------------------------------
 

@@ -18,6 +18,28 @@ Metric = Literal["effective_dimension", "orthogonality"]
 METRICS: tuple[Metric, ...] = ("effective_dimension", "orthogonality")
 
 
+def by_neuron(activations: Tensor) -> Tensor:
+    """Activations, samples x neurons or samples x channels x height x width, as neurons x everything else.
+
+    What the effective dimension is of. Weights, neurons x fan-in x kernel, are `weight.flatten(1)`.
+
+    Example:
+        >>> by_neuron(torch.zeros(8, 3, 5, 5)).shape
+        torch.Size([3, 200])
+    """
+    return activations.movedim(1, 0).flatten(1)
+
+
+def by_sample(activations: Tensor) -> Tensor:
+    """The same as (neurons x positions) x samples, which the orthogonality of convolutions is of.
+
+    Example:
+        >>> by_sample(torch.zeros(8, 3, 5, 5)).shape
+        torch.Size([75, 8])
+    """
+    return activations.flatten(1).T
+
+
 def effective_rank(H: Tensor, eps: float = 0.01) -> int:
     r"""The number of singular values of :math:`H / \sqrt n` that are greater than eps.
 

@@ -51,7 +51,7 @@ class Select:
             scores = _orthogonality_of_images(H, new)
             best = scores.argsort(descending=not self.least, stable=True)[:count]
         else:
-            flat, rows = (each.movedim(1, 0).flatten(1) for each in (H, new))
+            flat, rows = metrics.by_neuron(H), metrics.by_neuron(new)
             best = metrics.best_candidates(flat, rows, count, self.metric, eps=self.eps, worst=self.least)
         return Neurons(count, values_of(layer, layer.producer, fan_in[best.to(fan_in.device)]))
 
@@ -130,8 +130,7 @@ class Opt(Select):
             fan_in = fan_in.detach().requires_grad_()
             H, new = layer.trial(fan_in, gradients=True)
             with torch.enable_grad():
-                flat, rows = (each.movedim(1, 0).flatten(1) for each in (H, new))
-                total = metrics.singular_sum_with(flat.detach(), rows).sum()
+                total = metrics.singular_sum_with(metrics.by_neuron(H).detach(), metrics.by_neuron(new)).sum()
             (gradient,) = torch.autograd.grad(total, fan_in)
             with torch.no_grad():
                 step = scaled_like(gradient, layer.weight) * self.rate

@@ -1,0 +1,31 @@
+"""What the benchmarks measure that does not depend on the machine's speed, and that they run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks import overhead
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strategy", ["north-random", "north-select", "north-weight"])
+def test_watching_takes_hardly_more_memory(strategy: str) -> None:
+    assert overhead.memory(strategy) <= 1.15 * overhead.memory(None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["overhead --rounds 3", "selection"])
+def test_benchmarks_print_their_figures(name: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name.split()[0]}", *name.split()[1:], "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    figures: dict[str, Any] = json.loads(done.stdout)
+    if name == "selection":
+        assert figures["same_picked"]
+        assert figures["times_faster"] > 100
+    else:
+        assert set(figures["VGG-11 / 4"]) == set(overhead.STRATEGIES)
