@@ -335,7 +335,7 @@ def test_copies_and_pickles_of_a_watched_model_are_not_watched() -> None:
         assert len(grower._taps.calls) == before
 
 
-@pytest.mark.parametrize("name", ["random", "firefly", "gradmax"])
+@pytest.mark.parametrize("name", ["random", "select", "gradmax"])
 def test_an_average_grows_along(name: str) -> None:
     model = mlp(10, 6, 5, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -346,6 +346,8 @@ def test_an_average_grows_along(name: str) -> None:
     train(model, grower, 1, (20, 10))
     torch.testing.assert_close(average(x), before, atol=1e-3, rtol=1e-3)
     average.update_parameters(model)
+    with pytest.raises(ValueError, match="changes present neurons"):
+        ng.Grower(model, optimizer, "firefly", ema=average)
 
 
 # --- limits ------------------------------------------------------------------------------------------------
@@ -512,13 +514,13 @@ def test_numbers_that_are_none_stop_growth_for_a_step_with_one_warning(name: str
     model = mlp(10, 6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     grower = ng.Grower(model, optimizer, eager(name), buffer=20)
+    healthy = copy.deepcopy(model.state_dict())
     with pytest.warns(UserWarning, match="of 0 are not finite") as caught:  # noqa: PT031
         for _ in range(3):
             step(model, optimizer, torch.full((20, 10), bad))
             assert grower.step() == []
     assert len([w for w in caught if "not finite" in str(w.message)]) == 1
-    for parameter in model.parameters():
-        parameter.data.nan_to_num_(0.1)
+    model.load_state_dict(healthy)
     train(model, grower, 2, (20, 10))
     assert grower.widths["0"] > 6
 
@@ -579,8 +581,8 @@ def test_few_samples_are_warned_about_once() -> None:
 
 
 def test_mixed_precision_grows() -> None:
-    for name in ("north-select", "gradmax", "firefly", "nest"):
-        model = mlp(10, 6, 3)
+    for name in PAPER:
+        model = mlp(10, 6, 3) if name != "north-random" else mlp(10, 6, 6, 3)
         optimizer = adam(model)
         grower = ng.Grower(model, optimizer, eager(name), buffer=20, max_width=9)
         for _ in range(3):
@@ -621,3 +623,56 @@ def test_checkpointed_passes_count_once() -> None:
         assert grower._taps.passes == 1
         grower.step()
     assert grower.widths == {"0": 8}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["north-random", "north-select", "north-integrated"])
+def test_a_bad_batch_before_the_buffer_is_full_only_costs_time(name: str) -> None:
+    model = mlp(10, 6, 3)
+    optimizer = adam(model)
+    grower = ng.Grower(model, optimizer, name, buffer=40)
+    step(model, optimizer, torch.randn(20, 10))
+    grower.step()
+    model(torch.full((20, 10), float("nan"))).sum().backward()
+    grower.step()  # skipped
+    state = grower.state_dict()
+    train(model, grower, 4, (20, 10))
+    assert grower.widths["0"] > 6
+    fresh = mlp(10, 6, 3)
+    again = ng.Grower(fresh, adam(fresh), name, buffer=40)
+    again.load_state_dict(state)
+    assert again.widths == {"0": 6}
+
+
+def test_widths_can_be_asked_for_while_a_grower_watches() -> None:
+    model = mlp(10, 6, 5, 3)
+    grower = ng.Grower(model, adam(model), "north-random", buffer=40)
+    train(model, grower, 1, (20, 10))
+    calls = len(grower._taps.calls)
+    assert [width.name for width in ng.widths(model, torch.randn(2, 10)).growable] == ["0", "2"]
+    assert len(grower._taps.calls) == calls
+    assert grower._taps.passes == 0
+
+
+@pytest.mark.parametrize("name", ["gradmax", "firefly"])
+def test_gradients_of_other_sizes_are_not_used(name: str) -> None:
+    model = mlp(10, 6, 5, 3)
+    optimizer = adam(model)
+    grower = ng.Grower(model, optimizer, ng.Strategy(always(1), name), example=torch.randn(2, 10))
+    step(model, optimizer, torch.randn(20, 10))
+    ng.grow(model, "0", 2, optimizer=optimizer)
+    with pytest.warns(UserWarning, match="no gradient has reached it|widths resized"):
+        grower.step()
+    train(model, grower, 2, (20, 10))
+    assert grower.widths["0"] > 8
+
+
+def test_a_further_pass_before_the_step_does_not_take_the_gradients_away() -> None:
+    model = mlp(10, 6, 3)
+    optimizer = adam(model)
+    grower = ng.Grower(model, optimizer, eager("gradmax"), max_width=9)
+    for _ in range(3):
+        step(model, optimizer, torch.randn(20, 10))
+        model(torch.randn(20, 10)).sum().item()
+        grower.step()
+    assert grower.widths["0"] > 6

@@ -13,6 +13,7 @@ import neurogenesis as ng
 from neurogenesis import initializations as how
 from neurogenesis import metrics
 from neurogenesis.strategies import INITIALIZATIONS
+from neurogenesis.trials import grown_tensors
 from tests import oracles, promises
 from tests.cases import CASES, Case
 from tests.growing import always, loss_of, mlp, small_vgg, step
@@ -103,6 +104,18 @@ class Concatenated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(torch.cat([self.a(x).relu(), self.b(x).relu()], 1))
+        return out
+
+
+class Added(nn.Module):
+    """Two producers whose sum goes through a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(torch.tanh(self.a(x) + self.b(x)))
         return out
 
 
@@ -292,9 +305,18 @@ def test_gradmax_gives_no_more_neurons_than_the_next_layer_has() -> None:
     assert not neurons.values["0.weight", 0].any()
 
 
-@pytest.mark.parametrize("name", ["dense", "convolution", "convolution in front of dense"])
+def _other_producer(layer: ng.Layer, index: int) -> tuple[Tensor, Tensor]:
+    """The rows of the second producer in a trial of three candidates, the first a copy of neuron 0."""
+    assert layer.route is not None
+    tensors, _ = grown_tensors(
+        layer.model, layer.width, layer.route, 3, torch.zeros(3, 1, 6), None, torch.tensor([0, -1, -1])
+    )
+    return tensors["b.weight"][4 + index][None], tensors["b.bias"][4 + index][None]
+
+
+@pytest.mark.parametrize("name", ["dense", "convolution", "convolution in front of dense", "sum"])
 def test_firefly_scores_are_the_gradients_of_neurons_really_added(name: str) -> None:
-    make, shape, width, _ = NETWORKS[name]
+    make, shape, width, _ = {**NETWORKS, "sum": (Added, (30, 6), "a", "c")}[name]
     torch.manual_seed(0)
     model, x = make(), torch.randn(shape)
     layer = pass_and_layer(model, x, width, "firefly")
@@ -313,6 +335,9 @@ def test_firefly_scores_are_the_gradients_of_neurons_really_added(name: str) -> 
             (layer.consumer.tensor, layer.consumer.axis): layer.values(layer.consumer, fan_out[one]),
             (layer.biases[0].tensor, 0): bias[index],
         }
+        if name == "sum":  # what the other producer gives: a copy too, or what the trial gave
+            rows, offset = _other_producer(layer, index)
+            values |= {("b.weight", 0): rows, ("b.bias", 0): offset}
         real = gradient_norm(model, x, layer, how.Neurons(1, values))
         assert float(norms[index]) == pytest.approx(real, rel=1e-2)
 

@@ -26,13 +26,22 @@ class Rows:
     inputs: Tensor | None = None  # of the layer that makes them, samples x features, where new neurons need no more
     cache: dict[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.version = 0 if self.inputs is None else self.inputs._version
+
+    def has_inputs(self, features: int) -> bool:
+        """Whether the inputs are there, of so many features, and nobody has written into them."""
+        inputs = self.inputs
+        return inputs is not None and inputs.shape[1] == features and inputs._version == self.version
+
     @property
     def samples(self) -> int:
         return len(self.values)
 
     @cached_property
     def norm(self) -> float:
-        return float(torch.linalg.vector_norm(self.values, dtype=torch.float32))
+        wide = torch.promote_types(self.values.dtype, torch.float32)  # half precision would overflow
+        return float(torch.linalg.vector_norm(self.values, dtype=wide))
 
     @property
     def finite(self) -> bool:
@@ -44,7 +53,8 @@ class Rows:
         return metrics.by_neuron(self.values)
 
     def newest(self, samples: int) -> Rows:
-        return Rows(self.values[-samples:], None if self.inputs is None else self.inputs[-samples:])
+        known = self.inputs is not None and self.inputs._version == self.version
+        return Rows(self.values[-samples:], self.inputs[-samples:] if known and self.inputs is not None else None)
 
     @cached_property
     def gram(self) -> Tensor:
@@ -161,7 +171,7 @@ class Buffer:
     def with_inputs(self, features: int) -> tuple[Tensor, Tensor] | None:
         """Activations and the inputs they come from, samples first, if these are known and of so many features."""
         rows = self._rows()
-        if not rows or any(block.inputs is None or block.inputs.shape[1] != features for block in rows):
+        if not rows or not all(block.has_inputs(features) for block in rows):
             return None
         return torch.cat([block.values for block in rows]), torch.cat([block.inputs for block in rows])  # type: ignore
 
@@ -233,6 +243,7 @@ class Buffer:
             if bound <= enough:
                 self._patience = 0
                 return bound
+            self._small = None  # what was small is so no longer
         rank = self._rank(eps, scale)
         if enough is not None and rank <= enough and self.columns > self.neurons:
             self._remember(eps, scale, self.neurons - enough)

@@ -87,6 +87,11 @@ class Grower:
             raise TypeError("optimizer: expected the optimizer that trains the model")
         check_optimizers(self.model, dict(self.model.named_parameters()), self.optimizers)
         self.strategy = as_strategy(strategy)
+        if ema is not None and getattr(self.strategy.initialization, "changes_present_neurons", False):
+            raise ValueError(
+                f"{self.strategy.initialization} changes present neurons, and does not know those of the average: "
+                "leave ema= out and make a new average after growth, or use another initialization"
+            )
         for name, number in (("every", every), ("buffer", buffer), ("max_parameters", max_parameters)):
             if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
                 raise ValueError(f"{name}: expected a positive integer, not {number!r}")
@@ -106,6 +111,7 @@ class Grower:
         self.generator = torch.Generator().manual_seed(seed)
         self._layers: list[Layer] | None = None
         self._known: Widths | None = None
+        self._first: Call | None = None  # what the model was first called with
         self._stepped = False
         self._untrained: dict[str, Tensor] | None = None  # the parameters, until the buffers are full
         self._warned: set[str] = set()
@@ -139,6 +145,7 @@ class Grower:
             if start is not None:
                 start(layer)
         self._layers = layers
+        self._first = call
         needs = self.strategy.needs
         if "activations" in needs:
             self._untrained = {name: own.detach().clone() for name, own in self.model.named_parameters()}
@@ -156,7 +163,6 @@ class Grower:
         """What triggers and initializations see."""
         return list(self._layers or ())
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> list[Event]:
         """Look at the model after a gradient step and grow what is due.
 
@@ -166,6 +172,10 @@ class Grower:
         Returns:
             What grew; often nothing.
         """
+        with torch.no_grad():
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> list[Event]:
         if self._layers is None:
             self._warn(
                 "the model has not been run in training mode, with gradients, yet: nothing is known of it. Call "
@@ -205,6 +215,12 @@ class Grower:
 
     def _look(self, closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
+        for layer in self._layers:
+            if layer.buffer is not None and layer.buffer.drop_nonfinite():
+                self._start_over(NotFinite(f"activations of {layer.name}"), layer)
+                return []
+            if layer.pairs and layer.drop_stale():
+                self._warn("inputs were overwritten, or widths resized, before the step: its gradients are not used")
         refill(self.model, [layer for layer in self._layers if not layer.up_to_date], self._taps.calls)
         self._look_back()
         self._check_samples()
@@ -357,6 +373,7 @@ class Grower:
             "generator": self.generator.get_state(),
             "calls": [(call.args, call.kwargs, call.autocast) for call in self._taps.calls],
             "wanted": self._taps.wanted,
+            "example": None if self._first is None else (self._first.args, self._first.kwargs, self._first.autocast),
             "history": self.history.state_dict(),
         }
 
@@ -370,9 +387,7 @@ class Grower:
             raise ValueError(f"the state is of another strategy, {state['strategy']}, not {self.strategy!r}")
         calls = [Call.made(*call) for call in state["calls"]]
         if self._layers is None and state["layers"]:
-            if not calls:
-                raise ValueError("this state was saved before the model was trained: there is nothing to load")
-            self._taps.begin(calls[0])
+            self._taps.begin(Call.made(*state["example"]))
         mine, theirs = {layer.name for layer in self._layers or ()}, set(state["layers"])
         if mine != theirs:
             raise ValueError(

@@ -69,7 +69,7 @@ def loss_with(
         grow(model, layer.width, 1, initialization=lambda *_: values, generator=generator)
         try:
             with torch.enable_grad():  # a closure may go backward, as those of some optimizers do
-                return float(closure())
+                return float(torch.as_tensor(closure()).detach())
         finally:
             shrink(model, layer.width, [layer.size - 1])
             for parameter, gradient in gradients.items():

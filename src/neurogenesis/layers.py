@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,16 @@ from .widths import Width
 
 class NotFinite(ArithmeticError):
     """Activations or gradients of a layer are not all finite."""
+
+
+class Pair(NamedTuple):
+    """What a pass has shown of a layer: the producer's input, and the gradient at the consumer's output."""
+
+    call: Call
+    H_prev: Tensor
+    D: Tensor
+    version: int  # of the input, which somebody may write into
+    shapes: tuple[torch.Size, torch.Size]  # of the producer's and the consumer's weight
 
 
 class Layer:
@@ -51,7 +61,7 @@ class Layer:
         self.bridge: Bridge | None = None
         self.buffer: Buffer | None = None
         self.calls: Sequence[Call] = ()  # the model's latest inputs
-        self.pairs: list[tuple[Call, Tensor, Tensor]] = []  # H_prev and D of the passes since the last step
+        self.pairs: list[Pair] = []  # of the passes since the last step
         self.gradient_norms: dict[str, Tensor] = {}  # of fan-in and fan-out, per neuron
         self.loss_with: Callable[[Mapping[tuple[str, int], Tensor]], float] | None = None
         self.seed = 0  # of what is random in trials
@@ -157,6 +167,19 @@ class Layer:
         return held is None or not held.blocks or (held.complete and held.neurons == self.size)
 
     @property
+    def shapes(self) -> tuple[torch.Size, torch.Size]:
+        return self.tensor(self.producer).shape, self.tensor(self.consumer).shape
+
+    def drop_stale(self) -> bool:
+        """Forget gradients of other sizes, or whose inputs were written into since; whether there were any."""
+        fresh = [pair for pair in self.pairs if pair.shapes == self.shapes and pair.H_prev._version == pair.version]
+        stale = len(fresh) < len(self.pairs)
+        if stale:
+            self.pairs.clear()
+            self.gradient_norms.clear()
+        return stale
+
+    @property
     def ready(self) -> bool:
         """Whether the buffer is full: a rank of fewer samples could not be compared with later ones."""
         return self.buffer is not None and self.buffer.full
@@ -169,7 +192,7 @@ class Layer:
     def auxiliary_gradient(self) -> Tensor:
         """The gradient of the bridging layer over the passes since the last step."""
         assert self.bridge is not None
-        total = sum(self.bridge.gradient(H_prev, D) for _, H_prev, D in self.pairs)
+        total = sum(self.bridge.gradient(H_prev, D) for _, H_prev, D, *_ in self.pairs)
         assert isinstance(total, Tensor)
         _check_finite([total], f"gradients of {self.name}")
         return total
@@ -177,18 +200,13 @@ class Layer:
     def auxiliary_bound(self) -> float:
         """An upper bound of the auxiliary gradient's norm, at the cost of norms."""
         assert self.bridge is not None
-        return sum(self.bridge.bound(H_prev, D) for _, H_prev, D in self.pairs)
+        return sum(self.bridge.bound(H_prev, D) for _, H_prev, D, *_ in self.pairs)
 
     # --- trials of new neurons ---------------------------------------------------------------------------
 
     def random_fan_in(self, count: int, generator: torch.Generator) -> Tensor:
         """Xavier-uniform fan-in of `count` neurons, scaled to the mean norm of the present neurons."""
-        shape = (count, *self.of_neurons(self.producer).shape[1:])
-        noise = torch.rand(shape, generator=generator) * 2 - 1
-        rows = self.tensor(self.producer).movedim(self.producer.axis, 0)
-        receptive = rows[0, 0].numel() if rows.ndim > 1 else 1
-        noise *= (6 / (rows[0].numel() + rows.shape[0] * receptive)) ** 0.5
-        return scaled_like(noise.to(rows), self.weight)
+        return self.default(self.producer, count, generator)
 
     def trial(self, fan_in: Tensor, gradients: bool = False) -> tuple[Tensor, Tensor]:
         """The activations of the present neurons and of candidates on the samples in the buffer.
@@ -209,7 +227,9 @@ class Layer:
         """Activations and the producer's inputs, where new neurons are a product and functions of single numbers."""
         if self.buffer is None or self.route is None or self.route.chain is None:
             return None
-        return self.buffer.with_inputs(self.fan_in)
+        known = self.buffer.with_inputs(self.fan_in)
+        same = known is not None and known[0].dtype == known[1].dtype == self.weight.dtype  # not under autocast
+        return known if same else None
 
     def _through(self, inputs: Tensor, fan_in: Tensor) -> Tensor:
         """The activations of neurons with a fan-in and no bias: samples x neurons x 1."""
@@ -252,7 +272,7 @@ class Layer:
             sources: the present neuron each is a copy of, or -1.
         """
         total: list[Tensor] = [torch.zeros_like(fan_in), torch.zeros_like(fan_out)]
-        for call, H_prev, D in self.pairs:
+        for call, H_prev, D, *_ in self.pairs:
             leaves = [fan_in.detach().clone().requires_grad_(), fan_out.detach().clone().requires_grad_()]
             (seen,) = self._seen_again(
                 (), [call], fan_in=leaves[0], bias=bias, H_prev=H_prev, sources=sources, gradients=True
@@ -288,7 +308,8 @@ class Layer:
         route, model, width = self.route, self.model, self.width
         if route is None:
             raise ValueError(f"{self.name}: its layers cannot be watched")
-        modules = {path: model.get_submodule(path) for path in {route.producer.module, route.point.module}}
+        paths = {route.producer.module, route.point.module, route.consumer.module}
+        modules = {path: model.get_submodule(path) for path in paths}
         count = 0 if fan_in is None else len(fan_in)
         tensors: dict[str, Tensor] = {}
         attributes: list[tuple[nn.Module, str, int]] = []
@@ -312,9 +333,11 @@ class Layer:
                     seen["H"] = pick(h, module, present)
                     if count:
                         seen["new"] = pick(h, module, new)
-                        if H_prev is not None:
-                            channel = 1 if isinstance(module, _ConvNd) else -1
-                            seen["consumed"] = h.index_select(channel, new.flatten().to(h.device))
+
+            def at_consumer(h: Tensor, seen: dict[str, Tensor] = seen) -> None:
+                channel = 1 if isinstance(modules[route.consumer.module], _ConvNd) else -1
+                columns = positions_after(width, route.consumer, count)[width.size :].flatten()
+                seen.setdefault("consumed", h.index_select(channel, columns.to(h.device)))
 
             def after_producer(z: Tensor, seen: dict[str, Tensor] = seen) -> None:
                 seen.setdefault("Z", z)
@@ -322,6 +345,8 @@ class Layer:
             watches = [Watch(modules[route.point.module], route.side, at_point)]
             if "H_prev" in also or H_prev is not None:
                 watches.append(Watch(modules[route.producer.module], "input", at_producer))
+            if H_prev is not None:
+                watches.append(Watch(modules[route.consumer.module], "input", at_consumer))
             if "Z" in also:
                 watches.append(Watch(modules[route.producer.module], "output", after_producer))
             replay(model, call, watches, tensors=tensors, attributes=attributes, seed=self.seed, gradients=gradients)
@@ -330,9 +355,9 @@ class Layer:
 
     # --- weights for growth ------------------------------------------------------------------------------
 
-    def default(self, axis: Axis, count: int) -> Tensor:
+    def default(self, axis: Axis, count: int, generator: torch.Generator | None = None) -> Tensor:
         """What new neurons get along an axis by default, count x per neuron x the rest."""
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(self.seed) if generator is None else generator
         old = self.tensor(axis)
         rows = new_values(old, axis.axis, count * axis.per_neuron, self.width.fill(axis), generator)
         new: Tensor = rows.movedim(axis.axis, 0).unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from .tracing import run_by_us
+
 Side = Literal["input", "output"]
 
 
@@ -76,14 +78,6 @@ class _Seen(BaseException):
     """Ends a run in the middle of the model's own code."""
 
 
-_RUNNING: set[nn.Module] = set()
-
-
-def is_running(model: nn.Module) -> bool:
-    """Whether a model is being run again, rather than by its user."""
-    return model in _RUNNING
-
-
 def replay(
     model: nn.Module,
     call: Call,
@@ -109,9 +103,7 @@ def replay(
         return result
 
     with ExitStack() as stack:
-        if model not in _RUNNING:
-            _RUNNING.add(model)
-            stack.callback(_RUNNING.discard, model)
+        stack.enter_context(run_by_us(model))
         for watch in watches:
             stack.callback(observe(watch.module, watch.side, partial(on, watch)).remove)
         stack.enter_context(_attributes(attributes))

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layers import Layer
-from .replay import Call, Hook, is_running, observe
-from .tracing import tensors_in
+from .layers import Layer, Pair
+from .replay import Call, Hook, observe
+from .tracing import is_run_by_us, tensors_in
 
 
 class Taps:
@@ -71,7 +71,7 @@ class Taps:
 
         def act(tensor: Tensor) -> None:
             if (
-                self.recording and key not in self._seen and not is_running(self.model)
+                self.recording and key not in self._seen and not is_run_by_us(self.model)
             ):  # a layer called twice counts the first time
                 self._seen.add(key)
                 action(tensor)
@@ -106,7 +106,7 @@ class Taps:
         if (
             module is not self.model
             or self.muted
-            or is_running(module)
+            or is_run_by_us(module)
             or not (self.model.training and torch.is_grad_enabled())
         ):
             return
@@ -118,10 +118,6 @@ class Taps:
         if self._overwritten:  # the inputs are somebody's to write into: keep copies
             call = call.copied()
         self.begin(call)
-        if self.fresh:
-            self.fresh = False
-            for layer in self._layers:
-                layer.pairs.clear()
         self.recording, self._call = True, call
         self._seen.clear()
         self._inputs.clear()
@@ -133,7 +129,7 @@ class Taps:
                 held -= self.calls.pop(0).samples
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if module is self.model and self.recording and not self.muted and not is_running(module):
+        if module is self.model and self.recording and not self.muted and not is_run_by_us(module):
             self.recording = False
             self._inputs.clear()
             if self._call is not None and not self._call.intact:
@@ -151,13 +147,15 @@ class Taps:
             assert layer.route is not None
             with torch.no_grad():
                 values = layer.route.neurons(layer.width, tensor.detach(), module)
-                # A layer's output may be written into, by `out += x`; the consumer's input is kept for its gradient.
-                values = values.clone() if layer.route.side == "output" else values
+                # A layer's output may be written into, by `out += x`; the consumer's input is kept for its gradient,
+                # if it has one.
+                kept = layer.route.side == "input" and module.weight.requires_grad
+                values = values if kept else values.clone()
                 known = self._inputs.get(layer.name) if layer.route.chain is not None else None
                 layer.buffer.add(values, known)
 
     def _input(self, layer: Layer, tensor: Tensor) -> None:
-        self._inputs[layer.name] = tensor.detach()
+        self._inputs[layer.name] = tensor.detach().clone() if self._overwritten else tensor.detach()
 
     def _output(self, layer: Layer, tensor: Tensor) -> None:
         H_prev, call = self._inputs.pop(layer.name, None), self._call
@@ -165,8 +163,13 @@ class Taps:
             return
 
         def arrived(gradient: Tensor) -> None:
-            if not self.muted:
-                layer.pairs.append((call, H_prev, gradient.detach()))
+            if self.muted:
+                return
+            if self.fresh:  # the first gradient after a gradient step: what was there belongs to that one
+                self.fresh = False
+                for each in self._layers:
+                    each.pairs.clear()
+            layer.pairs.append(Pair(call, H_prev, gradient.detach(), H_prev._version, layer.shapes))
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
 

@@ -345,6 +345,25 @@ def call_model(model: Callable[..., Any], example: Example) -> Any:
     return model(*example) if isinstance(example, tuple) else model(example)
 
 
+_RUN_BY_US: set[nn.Module] = set()
+
+
+@contextmanager
+def run_by_us(model: nn.Module) -> Iterator[None]:
+    """While a model is run by us, rather than by its user: whoever watches it looks away."""
+    outermost = model not in _RUN_BY_US
+    _RUN_BY_US.add(model)
+    try:
+        yield
+    finally:
+        if outermost:
+            _RUN_BY_US.discard(model)
+
+
+def is_run_by_us(model: nn.Module) -> bool:
+    return model in _RUN_BY_US
+
+
 def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[str, Tensor], training: bool) -> Any:
     """Run the model under a tracer, with the given tensors in place of its own parameters and buffers."""
     copies: dict[Tensor, Tensor] = {}
@@ -356,6 +375,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
         return torch.func.functional_call(model, dict(tensors), args, kwargs, strict=False)
 
     with ExitStack() as stack:
+        stack.enter_context(run_by_us(model))
         stack.enter_context(_left_as_it_was(model, training))
         for handle in (
             register_module_forward_pre_hook(tracer.enter),

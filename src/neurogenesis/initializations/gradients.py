@@ -18,7 +18,8 @@ class GradMax:
     """Zero fan-in, and the fan-out for which its weights get the largest gradient, biases aside.
 
     These are the left singular vectors of the auxiliary gradient: at most as many as the next layer has neurons. Where
-    convolutions or norms are involved it is taken from the network itself, with one trial neuron per unit of fan-out.
+    convolutions or norms are involved it is taken from the network itself, with one trial neuron per unit of fan-out,
+    up to 2,048 of these.
 
     Reference: Evci et al., "GradMax: Growing Neural Networks using Gradient Information" (ICLR 2022).
     """
@@ -45,7 +46,7 @@ class GradMax:
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if not layer.pairs:
             return Neurons(0, why_fewer=_NO_GRADIENT)
-        vectors, singular = _left_singular_vectors(self._matrix(layer).double())
+        vectors, singular = _left_singular_vectors(self._matrix(layer).double(), count)
         useful = int((singular > 1e-6 * singular[0]).sum()) if singular[0] > 0 else 0
         present = layer.of_neurons(layer.consumer)
         consumer_neurons = layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0).shape[1]
@@ -68,9 +69,9 @@ class GradMax:
         assert layer.bridge is not None
         assert layer.route is not None
         norms = {axis.module for axis in layer.width.carriers} & set(layer.route.between)
-        if not layer.bridge.producer and not norms:
-            return layer.auxiliary_gradient()
         present, weight = layer.of_neurons(layer.consumer), layer.of_neurons(layer.producer)
+        if (not layer.bridge.producer and not norms) or present[0].numel() > _UNITS:
+            return layer.bridge.matrix(layer.auxiliary_gradient())
         units = torch.eye(present[0].numel()).to(present)
         fan_out = _as_fan_out(layer, units, present)
         gradient, _ = layer.trial_gradients(weight.new_zeros(len(units), *weight.shape[1:]), fan_out)
@@ -80,10 +81,21 @@ class GradMax:
 _NO_GRADIENT = "no gradient has reached it"
 
 
-def _left_singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Left singular vectors as columns and their singular values, largest first."""
-    vectors, singular, _ = torch.linalg.svd(matrix, full_matrices=False)
-    return vectors, singular
+_UNITS = 2048  # of fan-out, beyond which they are not tried one by one
+
+
+def _left_singular_vectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The first left singular vectors as columns, at least `count`, and their singular values, largest first."""
+    if min(matrix.shape) <= 1024:
+        vectors, singular, _ = torch.linalg.svd(matrix, full_matrices=False)
+        return vectors, singular
+    # Large ones by subspace iteration, from vectors that are the same every time.
+    start = torch.randn(matrix.shape[1], count + 16, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype)
+    basis = torch.linalg.qr(matrix @ start.to(matrix)).Q
+    for _ in range(20):
+        basis = torch.linalg.qr(matrix @ (matrix.T @ basis)).Q
+    inner, singular, _ = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
+    return basis @ inner, singular
 
 
 def _as_fan_out(layer: Layer, rows: Tensor, present: Tensor) -> Tensor:
@@ -112,6 +124,7 @@ class Firefly:
     noise: float = 1e-4
     candidates: int | None = None
     needs = frozenset({"gradients", "trials"})
+    changes_present_neurons = True
 
     def check(self, layer: Layer) -> None:
         assert layer.route is not None

@@ -92,11 +92,7 @@ class Pre(Select):
         if basis.shape[0] >= Z.shape[1]:
             return Neurons(0, why_fewer=f"its {layer.size} neurons fill all {Z.shape[1]} samples of the buffer")
         v -= v @ basis.T @ basis
-        rows = (
-            torch.linalg.lstsq(H_prev.T, v.T, driver="gelsd").solution.T
-            if not H_prev.is_cuda
-            else (v @ torch.linalg.pinv(H_prev))
-        )
+        rows = v @ torch.linalg.pinv(H_prev)
         weight = layer.tensor(layer.producer)
         fan_in = scaled_like(rows, layer.weight.double()).to(weight)
         rest = weight.movedim(layer.producer.axis, 0).shape[1:]
@@ -147,11 +143,10 @@ class Weight:
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         basis = _row_space(layer.weight)
         room = layer.fan_in - len(basis)
-        if room < count:
-            why = f"its weights leave only {room} of {layer.fan_in} fan-in directions"
-        fan_in = layer.random_fan_in(min(count, room), generator)
+        why = f"its weights leave only {room} of {layer.fan_in} fan-in directions"
         if room == 0:
             return Neurons(0, why_fewer=why)
+        fan_in = layer.random_fan_in(min(count, room), generator)
         rows = fan_in.flatten(1).double()
         rows = rows - rows @ basis.T @ basis
         fan_in = scaled_like(rows, layer.weight.double()).to(fan_in).reshape(fan_in.shape)
