@@ -15,7 +15,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -81,22 +80,24 @@ class Bridge:
 
     def _by_pairs(self, H_prev: Tensor, D: Tensor) -> Tensor:
         """The same for images smaller than the kernel: all pairs of positions at once, then their sums."""
-        ways, dims = self._ways(), len(self.producer)
-        outputs, inputs = D.shape[2:], H_prev.shape[2:]
-        pairs = D.flatten(1).T.to(H_prev.dtype) @ H_prev.flatten(1)
-        pairs = pairs.reshape(D.shape[1], *outputs, H_prev.shape[1], *inputs)
-        result = pairs.new_zeros(D.shape[1], H_prev.shape[1], *(way.size for way in ways))
-        for output in itertools.product(*map(range, outputs)):
-            into: list[Any] = [slice(None), slice(None)]
-            taken: list[Any] = [slice(None), *output, slice(None)]
+        ways, outputs, inputs = self._ways(), D.shape[2:], H_prev.shape[2:]
+        channels = H_prev.shape[1]
+        # Channels come last, so that sums run over stretches of memory: outputs x consumer's, inputs x producer's.
+        left = D.flatten(2).permute(2, 1, 0).reshape(-1, len(D)).to(H_prev.dtype)
+        right = H_prev.flatten(2).movedim(1, 2).reshape(len(H_prev), -1)
+        pairs = (left @ right).reshape(-1, D.shape[1], *inputs, channels).movedim(1, -2)
+        result = pairs.new_zeros(*(way.size for way in ways), D.shape[1], channels)
+        for own, output in zip(pairs, itertools.product(*map(range, outputs)), strict=True):
+            into: list[slice] = []
+            taken: list[slice] = []
             for way, place, length in zip(ways, output, inputs, strict=True):
                 first = way.padding - way.stride * place  # where the first input lies in the kernel
                 start, stop = max(0, first), min(way.size, first + length)
                 into.append(slice(start, max(start, stop)))
                 taken.append(slice(start - first, max(start, stop) - first))
-            result[tuple(into)] += pairs[tuple(taken)]
-        assert result.ndim == 2 + dims
-        return result
+            result[tuple(into)] += own[tuple(taken)]
+        dims = range(len(ways))
+        return result.permute(len(ways), len(ways) + 1, *dims)
 
     def matrix(self, gradient: Tensor) -> Tensor:
         """B, fan-out x fan-in of a new neuron, from the gradient of the bridging layer."""
