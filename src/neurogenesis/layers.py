@@ -80,7 +80,7 @@ class Layer:
 
     # --- weights -----------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def producer(self) -> Axis:
         """The rows of the first layer that produces the width."""
         if self.route is not None:
@@ -88,10 +88,15 @@ class Layer:
         weights = [axis for axis in self.width.producers if self.tensor(axis).ndim > 1]
         return max(weights, key=lambda axis: self.tensor(axis).numel())  # not the norms beside it
 
-    @property
+    @cached_property
     def consumer(self) -> Axis:
         """The columns of the first layer that consumes it."""
-        return self.route.consumer if self.route is not None else self.width.consumers[0]
+        return self.route.consumer if self.route is not None else self.consumers[0]
+
+    @cached_property
+    def consumers(self) -> list[Axis]:
+        """The columns of all layers that consume it."""
+        return self.width.consumers
 
     def tensor(self, axis: Axis) -> Tensor:
         path, _, name = axis.tensor.rpartition(".")
@@ -130,7 +135,7 @@ class Layer:
     def fan_out_norms(self, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
         """The norm of each neuron's outgoing weights, in all consumers together; of other tensors, if given."""
         present = dict(self.model.named_parameters()) if tensors is None else tensors
-        axes = [axis for axis in self.width.consumers if axis.tensor in present]
+        axes = [axis for axis in self.consumers if axis.tensor in present]
         norms = [self.norms(axis, present[axis.tensor].detach()).float() for axis in axes]
         together: Tensor = torch.stack(norms).norm(dim=0)
         return together
