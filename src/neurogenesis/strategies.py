@@ -74,6 +74,9 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 }
 
 
+_OURS = frozenset(STRATEGIES)
+
+
 def strategy(given: str | Strategy) -> Strategy:
     """A strategy by its name, or as it is."""
     if isinstance(given, Strategy):
@@ -84,14 +87,14 @@ def strategy(given: str | Strategy) -> Strategy:
 
 
 def register(name: str, make: Callable[[], Strategy]) -> Callable[[], Strategy]:
-    """Give a name to a strategy that a function makes.
+    """Give a name to a strategy that a function makes; a later one of the same name takes its place.
 
     Example:
         >>> from neurogenesis import Strategy, strategies, triggers
         >>> _ = strategies.register("linear-1000", lambda: Strategy(triggers.Linear(steps=1000)))
     """
-    if name in STRATEGIES:
-        raise ValueError(f"there is a strategy called {name!r} already")
+    if name in _OURS:
+        raise ValueError(f"there is a strategy called {name!r} already: choose another name")
     STRATEGIES[name] = make
     return make
 
