@@ -78,14 +78,23 @@ def test_a_bound_is_never_below_the_rank_and_settles_what_it_claims(kind: str, n
 
 def test_single_precision_is_within_the_error_it_is_given() -> None:
     generator = torch.Generator().manual_seed(0)
-    for neurons, samples in ((32, 4096), (64, 512), (256, 512), (256, 4096), (784, 1568)):
+    for neurons, samples in (
+        (16, 100),
+        (16, 4096),
+        (32, 100),
+        (32, 4096),
+        (64, 512),
+        (256, 512),
+        (256, 4096),
+        (784, 1568),
+    ):
         noise = torch.randn(samples, neurons, generator=generator)
         constant = torch.rand(1, neurons, generator=generator) + 1e-3 * noise
-        for rows in (noise, noise.relu(), torch.rand(samples, neurons, generator=generator), constant):
+        for rows in (noise, noise.relu(), torch.rand(samples, neurons, generator=generator), constant, constant + 5):
             gram = sum(part.double() for part in metrics.products(rows))
             exact = rows.double().T @ rows.double()
             assert isinstance(gram, Tensor)
-            assert torch.linalg.matrix_norm(gram - exact, 2) < metrics.rounding(gram)
+            assert torch.linalg.matrix_norm(gram - exact, 2) < 0.6 * metrics.rounding(gram)
 
 
 @given(seed=st.integers(0, 999), neurons=st.integers(32, 70), n=st.integers(32, 200), kind=st.sampled_from(KINDS))
