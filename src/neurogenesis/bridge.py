@@ -61,14 +61,14 @@ class Bridge:
         if not self.producer:
             return D.flatten(0, -2).T.to(H_prev.dtype) @ H_prev.flatten(0, -2)
         D = D.reshape(*D.shape[:2], *D.shape[2:] or (1,) * len(self.producer))
+        ways = self._ways()
+        kernel, stride = torch.Size(way.size for way in ways), [way.stride for way in ways]
+        if torch.Size(H_prev.shape[2:]).numel() <= kernel.numel():
+            return self._by_pairs(H_prev, D)
         pads: list[int] = []
-        for way, length, outputs in zip(self._ways(), H_prev.shape[2:], D.shape[2:], strict=True):
+        for way, length, outputs in zip(ways, H_prev.shape[2:], D.shape[2:], strict=True):
             extent = way.stride * (outputs - 1) + way.size
             pads[:0] = [way.padding, extent - way.padding - length]
-        if torch.Size(H_prev.shape[2:]).numel() <= torch.Size(way.size for way in self._ways()).numel():
-            return self._by_pairs(H_prev, D)
-        kernel = tuple(way.size for way in self._ways())
-        stride = [way.stride for way in self._ways()]
         ones, zeros = [1] * len(kernel), [0] * len(kernel)
         weight = D.new_zeros(1).expand(D.shape[1], H_prev.shape[1], *kernel)
         gradients = torch.ops.aten.convolution_backward(

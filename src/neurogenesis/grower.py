@@ -358,7 +358,6 @@ class Grower:
         layers = {
             layer.name: {
                 "initial": layer.initial,
-                "size": layer.size,
                 "memory": dict(layer.memory),
                 "buffer": None if layer.buffer is None else layer.buffer.state_dict(),
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,8 +39,7 @@ def refill(
         for layer in layers:
             assert layer.route is not None
             module = model.get_submodule(layer.route.point.module)
-            action = lambda h, own=layer, at=module: fill(own, at, h)  # noqa: E731
-            watches.append(Watch(module, layer.route.side, action))
+            watches.append(Watch(module, layer.route.side, partial(fill, layer, module)))
         replay(model, call, watches, tensors=tensors, seed=layers[0].seed)
 
 

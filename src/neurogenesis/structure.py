@@ -152,6 +152,17 @@ class Structure:
         """Module path, attribute and the value it should have, for every attribute that states a size."""
         return [(each.module, each.name, size(each.term)) for each in self.attributes]
 
+    def attribute_changes(self, atom: Atom, change: int) -> list[tuple[str, str, int, int]]:
+        """The attributes that `change` more neurons of a width alter: module path, name, value before and after."""
+        before = self.attribute_values()
+        atom.size += change
+        try:
+            after = self.attribute_values()
+        finally:
+            atom.size -= change
+        pairs = zip(before, after, strict=True)
+        return list(dict.fromkeys((path, name, old, new) for (path, name, old), (_, _, new) in pairs if old != new))
+
 
 _RANK = {"carrier": 0, "producer": 1, "consumer": 2}
 

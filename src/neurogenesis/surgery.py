@@ -249,14 +249,7 @@ def _with_values(edit: Edit, given: Mapping[Any, Tensor]) -> Edit:
 
 
 def _plan(known: Widths, width: Width, change: int, edits: Sequence[Edit]) -> Plan:
-    before = known.structure.attribute_values()
-    width.atom.size += change
-    try:
-        after = known.structure.attribute_values()
-    finally:
-        width.atom.size -= change
-    pairs = zip(before, after, strict=True)
-    attributes = dict.fromkeys((path, name, old, new) for (path, name, old), (_, _, new) in pairs if old != new)
+    attributes = known.structure.attribute_changes(width.atom, change)
     return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes))
 
 

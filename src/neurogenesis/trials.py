@@ -71,7 +71,9 @@ def grown_tensors(
                 positions, values = stack(width, axis, torch.where(copied, rows, usual))
         edits.append(Edit(axis.tensor, axis.axis, old.shape[axis.axis], positions, values, axis.role))
     grown = {name: edited(tensors[name].detach(), own) for name, own in grouped(edits).items()}
-    return grown, changed_attributes(model, width, count)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    attributes = width.structure.attribute_changes(width.atom, count)
+    return grown, [(modules[path], name, new) for path, name, _, new in attributes]
 
 
 def stack(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,18 +81,3 @@ def stack(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tensor]:
     positions = new_positions(width, axis, len(values)).flatten()
     order = positions.argsort()
     return positions[order], values.flatten(0, 1)[order.to(values.device)].movedim(0, axis.axis)
-
-
-def changed_attributes(model: nn.Module, width: Width, count: int) -> list[tuple[nn.Module, str, int]]:
-    """The attributes of modules that say the width's size, with their values after growth."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    structure = width.structure
-    before = structure.attribute_values()
-    width.atom.size += count
-    try:
-        after = structure.attribute_values()
-    finally:
-        width.atom.size -= count
-    return [
-        (modules[path], name, new) for (path, name, old), (_, _, new) in zip(before, after, strict=True) if old != new
-    ]
