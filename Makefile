@@ -5,8 +5,9 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 
 .PHONY: demo test test-long zoo bench check clean
 
-demo: .venv/demo.installed  ## grow a small network on handwritten digits
-	$(BIN)/python examples/digits.py
+demo: .venv/experiments.installed  ## grow a small network on handwritten digits, and draw what happened
+	$(BIN)/neurogenesis run digits
+	$(BIN)/neurogenesis report runs/digits-north-select-seed1
 
 test: .venv/test.installed check  ## all tests but the long ones, with style and type checks
 	$(BIN)/pytest -n 2

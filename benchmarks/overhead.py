@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 from benchmarks.memory import LiveBytes
-from benchmarks.models import mlp, vgg11
+from neurogenesis.experiments.models import mlp, vgg11
 
 STRATEGIES = ("north-random", "north-select", "north-weight", "gradmax", "firefly", "nest")
 BARS = {

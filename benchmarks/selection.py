@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
-from benchmarks.models import mlp
 from neurogenesis import metrics
+from neurogenesis.experiments.models import mlp
 from tests import oracles
 
 WIDTH, SAMPLES, CANDIDATES, TIMED, PICKED = 256, 1568, 1000, 20, 8

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import neurogenesis as ng
 import tests.torchvision_shim  # noqa: F401  lets torchvision be imported beside a CPU torch
 from benchmarks.memory import LiveBytes
-from benchmarks.models import vgg11
+from neurogenesis.experiments.models import vgg11
 
 
 def seconds(action: Callable[[], Any]) -> float:

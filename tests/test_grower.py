@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
-from benchmarks.models import vgg11, wrn28
 from neurogenesis import initializations, triggers
+from neurogenesis.experiments.models import vgg11, wrn28
 from neurogenesis.strategies import STRATEGIES
 from tests.growing import always, mlp, small_vgg, step
 
@@ -62,7 +62,7 @@ def test_every_strategy_trains_and_grows_every_network(name: str, network: str) 
         with pytest.raises(ValueError, match="convolution"):
             ng.Grower(model, adam(model), name, example=torch.randn(shape))
         return
-    options: dict[str, Any] = {"tie": [["1.*"], ["2.*"], ["3.*"]]} if network == "wrn28" else {}
+    options: dict[str, Any] = {"tie": [["group1.*"], ["group2.*"], ["group3.*"]]} if network == "wrn28" else {}
     grower = ng.Grower(model, adam(model), eager(name), max_width=1.5, buffer=shape[0], **options)
     sizes = train(model, grower, 3, shape)
     assert len(grower.history) > 0

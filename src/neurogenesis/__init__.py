@@ -1,14 +1,20 @@
 """Grow neural networks while they train."""
 
-from . import initializations, metrics, nn, strategies, triggers
-from .grower import Grower
-from .history import Event, History
-from .initializations import Neurons
-from .layers import Layer
-from .strategies import Strategy
-from .surgery import Plan, grow, plan_growth, plan_shrinkage, shrink
-from .triggers import Decision
-from .widths import Width, Widths, widths
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import initializations, metrics, nn, strategies, triggers
+    from .grower import Grower
+    from .history import Event, History
+    from .initializations import Neurons
+    from .layers import Layer
+    from .strategies import Strategy
+    from .surgery import Plan, grow, plan_growth, plan_shrinkage, shrink
+    from .triggers import Decision
+    from .width import Width, Widths, widths
 
 __all__ = [
     "Decision",
@@ -32,3 +38,31 @@ __all__ = [
     "triggers",
     "widths",
 ]
+
+_HOMES = {
+    "grower": ["Grower"],
+    "history": ["Event", "History"],
+    "initializations": ["Neurons"],
+    "layers": ["Layer"],
+    "strategies": ["Strategy"],
+    "surgery": ["Plan", "grow", "plan_growth", "plan_shrinkage", "shrink"],
+    "triggers": ["Decision"],
+    "width": ["Width", "Widths", "widths"],
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: importing torch takes a second or more, which the command's help need not wait for.
+    if name in _HOME:
+        found = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    elif name in __all__:
+        found = import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

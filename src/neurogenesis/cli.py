@@ -1,56 +1,297 @@
-"""The command `neurogenesis`."""
+"""The command `neurogenesis`: run, sweep, report, widths.
+
+Torch and everything that takes long to import is imported when a command needs it.
+"""
 
 from __future__ import annotations
 
-import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-from torch import nn
+try:
+    from cyclopts import App, Group, Parameter
+    from cyclopts.exceptions import CycloptsError
+except ImportError:
+    sys.exit("neurogenesis: the command takes more than the library: pip install 'torch-neurogenesis[experiments]'")
 
-from .widths import widths
+from .experiments.presets import PRESETS, Settings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+app = App(
+    name="neurogenesis",
+    help="Grow neural networks while they train.",
+    version=lambda: f"neurogenesis {version('torch-neurogenesis')}",
+)
+run_app = App(name="run", help="Train a network of a preset, grown or not, and record it.")
+app.command(run_app)
+
+_HOW = Group("How and where", sort_key=1)
+_Place = Annotated[Path | None, Parameter(group=_HOW)]
+_Flag = Annotated[bool, Parameter(group=_HOW, negative="")]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the arguments are those of the command line by default."""
-    parser = argparse.ArgumentParser(prog="neurogenesis", description="Grow neural networks while they train.")
-    parser.add_argument("--version", action="version", version=f"neurogenesis {version('torch-neurogenesis')}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    table = commands.add_parser(
-        "widths",
-        help="print every width of a model: what can grow, together with what, and why not",
-        description="Print every width of a model: what can grow, together with what, and why not.",
-        epilog="example: neurogenesis widths torch.nn:TransformerEncoderLayer 64 4 --input 1,10,64",
-    )
-    table.add_argument("model", metavar="package.module:callable", help="what makes the model")
-    table.add_argument("values", nargs="*", help="arguments of the callable, as Python values")
-    table.add_argument("--input", required=True, type=_shape, metavar="1,3,224,224", help="shape of an input")
-    table.add_argument("--tie", action="append", default=[], metavar="PATTERN", help="widths that grow together")
-    chosen = parser.parse_args(arguments)
+    from .experiments.errors import Mistake
+
     try:
-        print(widths(_model(chosen.model, chosen.values), torch.randn(chosen.input), tie=chosen.tie))
+        result = app(arguments, exit_on_error=False, result_action="return_value")
+    except CycloptsError:
+        return 2  # said already
+    except Mistake as error:
+        print(f"neurogenesis: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("neurogenesis: interrupted", file=sys.stderr)
+        return 130
+    return result if isinstance(result, int) else 0
+
+
+# --- run ---------------------------------------------------------------------------------------------------
+
+
+def _add(preset: type[Settings]) -> None:
+    def command(
+        *,
+        settings: Any = None,
+        out: _Place = None,
+        data: _Place = None,
+        device: Annotated[str, Parameter(group=_HOW)] = "cpu",
+        threads: Annotated[int | None, Parameter(group=_HOW)] = None,
+        resume: _Flag = False,
+        tensorboard: _Flag = False,
+        quiet: _Flag = False,
+    ) -> int:
+        return _run(settings or preset(), out, data, device, threads, resume, tensorboard, quiet)
+
+    command.__doc__ = f"""{preset.__doc__}
+
+    A run that was cut off goes on when the same command is given again; one that is finished is not repeated.
+
+    Parameters
+    ----------
+    out:
+        The run's directory; by default runs/ and a name made of the settings.
+    data:
+        Where data sets are, or are put; by default $NEUROGENESIS_DATA, else the user's cache.
+    device:
+        What to train on: cpu, cuda, ...
+    threads:
+        Threads of torch; by default 1 for dense networks, which are small, and all cores for convolutions.
+    resume:
+        Refuse to begin anew: there must be a run to go on with.
+    tensorboard:
+        Write scalars for TensorBoard into the run's directory.
+    quiet:
+        Show no progress.
+    """
+    command.__annotations__["settings"] = Annotated[preset | None, Parameter(name="*", group="Settings")]
+    run_app.command(command, name=preset.name)
+
+
+for _preset in PRESETS.values():
+    _add(_preset)
+
+
+def _run(
+    settings: Settings,
+    out: Path | None,
+    data: Path | None,
+    device: str,
+    threads: int | None,
+    resume: bool,
+    tensorboard: bool,
+    quiet: bool,
+) -> int:
+    from .experiments.errors import Mistake
+    from .experiments.training import Interrupted, run
+    from .experiments.watchers import Bar, Lines, Several, Silent, TensorBoard, Watcher
+
+    out = out or Path("runs") / f"{settings.name}-{settings.label}"
+    if resume and not (out / "settings.json").exists():
+        raise Mistake(f"--resume: there is no run in {out}; leave --resume out to begin one")
+    finished = (out / "result.json").exists()
+    watchers: list[Watcher] = [Silent() if quiet else Bar() if sys.stdout.isatty() else Lines()]
+    if tensorboard:
+        watchers.append(TensorBoard(out / "tensorboard"))
+    try:
+        result = run(settings, out, root=data, device=device, threads=threads, watcher=Several(watchers))
+    except Interrupted as interruption:
+        print(f"{interruption}; {out} is saved. The same command goes on from there.", file=sys.stderr)
+        return 130
+    if not quiet:
+        widths = "-".join(map(str, result["widths"].values()))
+        kind = "validation" if settings.holdout else "test"
+        print(
+            f"{'finished already: ' if finished else ''}{kind} accuracy {result['accuracy']:.2%}, widths {widths}, "
+            f"{result['parameters']} parameters, {result['train_seconds']:.1f} s of training; {out}"
+        )
+    return 0
+
+
+# --- sweep -------------------------------------------------------------------------------------------------
+
+
+@app.command
+def sweep(
+    study: str,
+    *,
+    out: Path | None = None,
+    seeds: Annotated[tuple[int, ...] | None, Parameter(negative="", consume_multiple=True)] = None,
+    epochs: int | None = None,
+    only: str = "*",
+    workers: int | None = None,
+    threads: int = 1,
+    data: Path | None = None,
+    device: str = "cpu",
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Make all runs of a study, several at a time; finished ones are skipped, failed ones listed at the end.
+
+    Parameters
+    ----------
+    study:
+        generated, mnist-dynamic, mnist-preset, mnist-gamma, mnist-batchsize, mnist-lr, vgg11-cifar10,
+        vgg11-cifar100, wrn28-cifar10, trigger-cost: the paper's figures and tables. The last four have forms for two
+        cores, such as vgg11-cifar10-small. digits: all strategies in a minute.
+    out:
+        The directory of the runs' directories; by default runs/ and the study's name.
+    seeds:
+        Seeds to take instead of the study's.
+    epochs:
+        Epochs of every run instead of the study's.
+    only:
+        Only runs whose names match this pattern, such as "north-*".
+    workers:
+        Runs at a time; by default as many as there are cores for.
+    threads:
+        Threads of torch in each.
+    data:
+        Where data sets are, or are put; by default $NEUROGENESIS_DATA, else the user's cache.
+    device:
+        What to train on: cpu, cuda, ...
+    dry_run:
+        Only list the runs, and estimate how long they will take.
+    quiet:
+        Show no progress.
+    """
+    from .experiments import sweep as sweeps
+    from .experiments.studies import chosen
+
+    found, runs = chosen(study, seeds, epochs, only)
+    out = out or Path("runs") / study
+    workers = max(1, sweeps.cores() // threads) if workers is None else workers
+    if dry_run:
+        sweeps.check(workers, threads)
+        print(sweeps.plan(runs, out, workers, threads, device))
+        return 0
+    with sweeps.shown(quiet) as tell:
+        try:
+            sweeps.claim(out, study, found.title, runs)
+            progress = sweeps.sweep(runs, out, workers=workers, threads=threads, root=data, device=device, tell=tell)
+        except KeyboardInterrupt:
+            print(f"stopped; {out} is saved. The same command goes on from there.", file=sys.stderr)
+            return 130
+    if progress.failed:
+        print(f"{len(progress.failed)} of {len(runs)} runs failed:", file=sys.stderr)
+        for label, why in progress.failed.items():
+            print(f"  {out / label}: {why}", file=sys.stderr)
+        return 1
+    if not quiet:
+        print(f"all {len(runs)} runs are finished; neurogenesis report {out}")
+    return 0
+
+
+# --- report ------------------------------------------------------------------------------------------------
+
+
+@app.command
+def report(
+    runs: Annotated[tuple[Path, ...], Parameter(negative="")],
+    *,
+    out: Path | None = None,
+    format: Annotated[tuple[Literal["html", "png", "svg", "pdf"], ...], Parameter(negative="")] = ("html",),
+) -> int:
+    """Draw figures and tables of runs: one HTML file that opens offline, or pictures.
+
+    Parameters
+    ----------
+    runs:
+        Directories of runs, of sweeps, or above them.
+    out:
+        Where to write; by default into the first of these.
+    format:
+        html for the page; png, svg or pdf for one file per figure. Can be given several times.
+    """
+    try:
+        from .report import write
+    except ImportError as error:
+        print(f"neurogenesis: {error}: pip install 'torch-neurogenesis[experiments]'", file=sys.stderr)
+        return 1
+    for path in write(runs, out or runs[0], format):
+        print(path)
+    return 0
+
+
+# --- widths ------------------------------------------------------------------------------------------------
+
+
+def _shape(type_: Any, tokens: Sequence[Any]) -> tuple[int, ...]:
+    text = tokens[0].value
+    if not all(part.isdecimal() and int(part) for part in text.split(",")):
+        raise ValueError(f"expected sizes such as 1,3,224,224, not {text!r}")
+    return tuple(map(int, text.split(",")))
+
+
+@app.command
+def widths(
+    model: str,
+    *values: str,
+    input: Annotated[Any, Parameter(converter=_shape, n_tokens=1)],
+    tie: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+) -> int:
+    """Print every width of a model: what can grow, together with what, and why not.
+
+    Example: neurogenesis widths torch.nn:TransformerEncoderLayer 64 4 --input 1,10,64
+
+    Parameters
+    ----------
+    model:
+        What makes the model, as package.module:callable.
+    values:
+        Arguments of the callable, as Python values.
+    input:
+        Shape of an input, such as 1,3,224,224.
+    tie:
+        Pattern of widths that grow together. Can be given several times.
+    """
+    import torch
+
+    import neurogenesis as ng
+
+    try:
+        print(ng.widths(_model(model, values), torch.randn(input), tie=tie))
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         print(f"neurogenesis: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(part) for part in text.split(","))
-    if min(sizes) < 1:
-        raise ValueError
-    return sizes
-
-
 def _model(place: str, values: Sequence[str]) -> nn.Module:
+    from torch import nn
+
     module, _, name = place.partition(":")
     if not name:
         raise ValueError(f"{place!r} does not name a model: write package.module:callable")
-    sys.path.insert(0, str(Path.cwd()))  # as python -m does
+    sys.path.insert(0, os.getcwd())  # as python -m does
     made = getattr(importlib.import_module(module), name)
     model = made(*map(_value, values)) if callable(made) and not isinstance(made, nn.Module) else made
     if not isinstance(model, nn.Module):

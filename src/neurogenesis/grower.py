@@ -26,7 +26,7 @@ from .taps import Taps
 from .tracing import Example
 from .triggers import Decision
 from .watching import MaxWidth, call_of, choose, example_of, set_maxima, watchable
-from .widths import Widths, remembered, widths
+from .width import Widths, remembered, widths
 
 
 class Grower:
@@ -413,7 +413,7 @@ class Grower:
             set_maxima(self._layers or (), self._known, self.max_width)
         self._untrained = state["untrained"]
         self.steps = state["steps"]
-        self.generator.set_state(state["generator"])
+        self.generator.set_state(state["generator"].cpu())  # wherever the rest was loaded to
         self._taps.calls[:] = calls
         self._taps.wanted = state["wanted"]
         self.history.load_state_dict(state["history"])

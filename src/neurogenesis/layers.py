@@ -20,7 +20,7 @@ from .replay import Call, Watch, replay
 from .routes import Route, pick
 from .structure import Axis
 from .trials import grown_tensors, positions_after, stack
-from .widths import Width
+from .width import Width
 
 
 class NotFinite(ArithmeticError):

@@ -17,7 +17,7 @@ from .replay import Call, Watch, replay
 from .routes import Route, pick
 from .structure import Axis
 from .trials import grown_tensors, new_positions
-from .widths import Width
+from .width import Width
 
 
 def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bridge | str:

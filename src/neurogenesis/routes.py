@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from .nn import ReLU
 from .replay import Call, Side, Watch, observe, replay
 from .structure import Axis, named_tensors
-from .widths import Width
+from .width import Width
 
 
 @dataclass(frozen=True)

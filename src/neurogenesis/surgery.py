@@ -21,7 +21,7 @@ from .operations import Operation, Resizing, Setting
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
 from .structure import named_tensors, unwrapped
 from .tracing import Example
-from .widths import Width, Widths, remembered, widths
+from .width import Width, Widths, remembered, widths
 
 # Called with the model, the width and the number of new neurons; returns new values by parameter name,
 # stacked along the axis that grows. What it leaves out is initialized as usual. Where a parameter grows on two

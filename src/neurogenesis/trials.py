@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .edits import Edit, edited, grouped, new_values
 from .routes import Route
 from .structure import Axis, named_tensors
-from .widths import Width
+from .width import Width
 
 
 def positions_after(width: Width, axis: Axis, count: int) -> Tensor:

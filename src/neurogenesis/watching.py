@@ -18,7 +18,7 @@ from .routes import find_routes
 from .strategies import Strategy
 from .tracing import Example
 from .triggers import resolved_size
-from .widths import Width, Widths
+from .width import Width, Widths
 
 MaxWidth = int | float | Mapping[str, int | float] | None
 

@@ -1,0 +1,148 @@
+"""The studies of the paper, one per figure and table, as data: which settings are combined with which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import Any
+
+from .errors import Mistake, unknown
+from .presets import PRESETS, STATIC, Settings
+
+Choices = Mapping[str, Sequence[Any]]
+
+NORTH = ("north-select", "north-pre", "north-random", "north-weight")
+GRADIENT = ("gradmax", "firefly", "nest")
+GROWING = (*NORTH, "north-integrated", *GRADIENT)
+CONVOLUTIONAL = ("north-select", "north-random", "north-weight")  # north-pre is for dense layers
+
+
+@dataclass(frozen=True)
+class Study:
+    """Combinations of settings of a preset, each with several seeds."""
+
+    title: str
+    preset: str
+    parts: tuple[Choices, ...]
+    """Each part stands for all combinations of its values."""
+    fixed: Mapping[str, Any]
+    seeds: int = 5
+
+    def runs(self, seeds: Sequence[int] | None = None, epochs: int | None = None) -> Iterator[Settings]:
+        """The settings of every run, seed by seed."""
+        preset = PRESETS[self.preset]
+        changed = dict(self.fixed) if epochs is None else {**self.fixed, "epochs": epochs}
+        for seed in seeds or range(1, self.seeds + 1):
+            for part in self.parts:
+                for values in product(*part.values()):
+                    yield preset(**changed, **dict(zip(part, values, strict=True)), seed=seed)
+
+
+def _small(study: Study, preset: str, **fixed: Any) -> Study:
+    """The form of a study for two cores."""
+    return replace(study, title=f"{study.title}, small form", preset=preset, fixed=fixed, seeds=2)
+
+
+_vgg11_cifar10 = Study(
+    "VGG-11 on CIFAR-10: accuracy, size and time by gamma",
+    "vgg11-cifar10",
+    (
+        {"strategy": ("north-select", "north-random"), "gamma": (0.9, 0.97, 0.99)},
+        {"strategy": ("north-weight", *STATIC)},
+    ),
+    {},
+)
+_vgg11_cifar100 = Study(
+    "VGG-11 on CIFAR-100: accuracy, size and time",
+    "vgg11-cifar100",
+    ({"strategy": (*CONVOLUTIONAL, *STATIC)},),
+    {},
+)
+_wrn28_cifar10 = Study(
+    "WRN-28 on CIFAR-10: accuracy, size and time",
+    "wrn28-cifar10",
+    ({"strategy": (*CONVOLUTIONAL, "gradmax", *STATIC)},),
+    {},
+)
+_trigger_cost = Study(
+    "Seconds per mini-batch of VGG-11 on CIFAR-10 in the first epoch",
+    "vgg11-cifar10",
+    ({"strategy": (*CONVOLUTIONAL, *GRADIENT, *STATIC)},),
+    {"epochs": 1},
+)
+_SENSITIVE = ("north-select", "north-random", "north-weight", *STATIC)
+
+STUDIES: dict[str, Study] = {
+    "digits": Study(
+        "All strategies on scikit-learn's digits",
+        "digits",
+        ({"strategy": (*GROWING, *STATIC)},),
+        {},
+    ),
+    "generated": Study(
+        "Final widths against independent features of generated data",
+        "generated",
+        ({"hidden": (1, 2), "features": (1, 2, 4, 8, 16, 32), "strategy": GROWING},),
+        {},
+    ),
+    "mnist-dynamic": Study(
+        "MNIST, growth when triggers say so",
+        "mnist",
+        ({"strategy": (*GROWING, *STATIC)}, {"strategy": ("north-select",), "least": (True,)}),
+        {},
+    ),
+    "mnist-preset": Study(
+        "MNIST, growth on fixed schedules: what initializations do",
+        "mnist",
+        ({"schedule": ("linear", "batched"), "strategy": (*NORTH, *GRADIENT)}, {"strategy": ("medium",)}),
+        {},
+    ),
+    "mnist-gamma": Study(
+        "MNIST, how the metric and gamma matter",
+        "mnist",
+        (
+            {
+                "metric": ("effective_dimension", "orthogonality"),
+                "strategy": ("north-select", "north-pre", "north-random"),
+                "gamma": (0.7, 0.9, 0.97, 0.99, 0.997),
+            },
+        ),
+        {"holdout": 0.1},
+    ),
+    "mnist-batchsize": Study(
+        "MNIST, how the size of batches matters",
+        "mnist",
+        ({"batch": (32, 64, 128, 256, 512, 1024, 2048), "strategy": _SENSITIVE},),
+        {"holdout": 0.1},
+    ),
+    "mnist-lr": Study(
+        "MNIST, how the learning rate matters",
+        "mnist",
+        ({"learning_rate": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "strategy": _SENSITIVE},),
+        {"holdout": 0.1},
+    ),
+    "vgg11-cifar10": _vgg11_cifar10,
+    "vgg11-cifar10-small": _small(_vgg11_cifar10, "vgg11-cifar10-small"),
+    "vgg11-cifar100": _vgg11_cifar100,
+    "vgg11-cifar100-small": _small(_vgg11_cifar100, "vgg11-cifar100-small"),
+    "wrn28-cifar10": _wrn28_cifar10,
+    "wrn28-cifar10-small": _small(_wrn28_cifar10, "wrn28-cifar10-small"),
+    "trigger-cost": _trigger_cost,
+    "trigger-cost-small": _small(_trigger_cost, "vgg11-cifar10-small", epochs=1, images=2560),
+}
+
+
+def chosen(
+    name: str, seeds: Sequence[int] | None = None, epochs: int | None = None, only: str = "*"
+) -> tuple[Study, list[Settings]]:
+    """A study by its name, and those of its runs whose labels match a pattern."""
+    if name not in STUDIES:
+        raise unknown("study", name, STUDIES)
+    study = STUDIES[name]
+    runs = [settings for settings in study.runs(seeds, epochs) if fnmatchcase(settings.label, only)]
+    if not runs:
+        some = next(study.runs()).label
+        raise Mistake(f"--only {only!r} matches no run of {name}; they have names such as {some!r}")
+    return study, runs

@@ -1,0 +1,303 @@
+"""All runs of a study, several at a time, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from .errors import Mistake
+from .presets import Settings, settings_from
+from .records import read_json, write_json
+
+
+@dataclass
+class Progress:
+    """How far a sweep is: labels of runs."""
+
+    total: int
+    running: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Why, in a line, by label."""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check(workers: int, threads: int) -> None:
+    """Refuse more threads than cores: they would hold each other up."""
+    if workers < 1 or threads < 1:
+        raise Mistake("--workers and --threads: expected positive numbers")
+    if workers * threads > cores():
+        raise Mistake(f"--workers {workers} times --threads {threads} is more than the {cores()} cores there are")
+
+
+def claim(out: Path, name: str, title: str, runs: Sequence[Settings]) -> None:
+    """Note in the directory what the sweep consists of, so that missing runs can be told; refuse another study's."""
+    present = read_json(out / "study.json") or {"study": name, "title": title, "runs": {}}
+    if present["study"] != name:
+        raise Mistake(f"{out} holds the study {present['study']}: choose another --out, or delete it")
+    known = {**present["runs"], **{settings.label: settings.record() for settings in runs}}
+    write_json(out / "study.json", {**present, "runs": known})
+
+
+def sweep(
+    runs: Sequence[Settings],
+    out: Path,
+    *,
+    workers: int,
+    threads: int = 1,
+    root: Path | None = None,
+    device: str = "cpu",
+    tell: Callable[[Progress], None] = lambda progress: None,
+) -> Progress:
+    """Make every run that is not finished, in a directory of its label each; failures do not stop the others.
+
+    Args:
+        runs: their settings.
+        out: the directory of the runs' directories.
+        workers: how many at a time.
+        threads: of each.
+        root: where data sets are, as in `neurogenesis.experiments.data.load`.
+        device: what to train on.
+        tell: called whenever a run starts or ends.
+    """
+    check(workers, threads)
+    progress = Progress(len(runs))
+    finished = [settings for settings in runs if (out / settings.label / "result.json").exists()]
+    progress.finished += [settings.label for settings in finished]
+    waiting = [settings for settings in runs if settings not in finished]
+    tell(progress)
+    processes = _context()
+    at_work: dict[BaseProcess, str] = {}
+    with _ending(at_work):
+        while waiting or at_work:
+            while waiting and len(at_work) < workers:
+                settings = waiting.pop(0)
+                arguments = (settings.record(), str(out / settings.label), root, device, threads)
+                process = processes.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
+                process.start()
+                at_work[process] = settings.label
+                progress.running.append(settings.label)
+                tell(progress)
+            wait([process.sentinel for process in at_work])
+            for process in [process for process in at_work if not process.is_alive()]:
+                label = at_work.pop(process)
+                process.join()
+                progress.running.remove(label)
+                if process.exitcode == 0:
+                    progress.finished.append(label)
+                else:
+                    progress.failed[label] = _why(out / label, process.exitcode or 0)
+                tell(progress)
+    return progress
+
+
+def work(record: dict[str, Any], directory: str, root: Path | None, device: str, threads: int) -> None:
+    """One run in this process, with its output in a file of its directory."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from .training import Interrupted, run
+
+    out = Path(directory)
+    out.mkdir(parents=True, exist_ok=True)
+    log = os.open(out / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(log, stream.fileno())
+    try:
+        run(settings_from(record), out, root=root, device=device, threads=threads)
+    except (Interrupted, KeyboardInterrupt):
+        sys.exit(128 + signal.SIGINT)
+
+
+def _context() -> BaseContext:
+    """Where it can be, processes are forked from one that has imported torch already and done nothing else."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["neurogenesis.experiments.training"])
+    return context
+
+
+def _end_with_parent() -> None:
+    """Whoever kills the sweep means its runs too: a second sweep must not meet them."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+@contextmanager
+def _ending(at_work: dict[BaseProcess, str]) -> Iterator[None]:
+    """Let runs save themselves when the sweep is interrupted."""
+    try:
+        yield
+    except BaseException:
+        for process in at_work:
+            process.terminate()
+        for process in at_work:
+            process.join()
+        raise
+
+
+def _why(directory: Path, code: int) -> str:
+    failure = directory / "failure.txt"
+    if failure.exists():
+        return failure.read_text().strip().splitlines()[-1]
+    why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    try:
+        log = (directory / "log.txt").read_text().strip().splitlines()
+        failure.write_text("\n".join([*log, why]) + "\n")
+    except OSError as error:
+        return f"{why}; {error}"
+    return f"{why}: {log[-1]}" if log and code > 0 else why
+
+
+@contextmanager
+def shown(quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """What shows a sweep: a progress bar in a terminal, else a line per run."""
+    if quiet:
+        yield lambda progress: None
+    elif sys.stdout.isatty():
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Bar(*columns) as bar:
+            task = bar.add_task("")
+
+            def update(progress: Progress) -> None:
+                failed = f"[red]{len(progress.failed)} failed[/red]  " if progress.failed else ""
+                done = len(progress.finished) + len(progress.failed)
+                bar.update(task, total=progress.total, completed=done, description=failed + ", ".join(progress.running))
+
+            yield update
+    else:
+        told: set[str] = set()
+
+        def say(progress: Progress) -> None:
+            done = [*progress.finished, *progress.failed]
+            for label in done:
+                if label not in told:
+                    told.add(label)
+                    how = f"failed: {progress.failed[label]}" if label in progress.failed else "finished"
+                    print(f"[{len(told)}/{progress.total}] {label} {how}", flush=True)
+
+        yield say
+
+
+# --- how long it will take ---------------------------------------------------------------------------------
+
+
+def estimate(runs: Sequence[Settings], out: Path, threads: int, device: str) -> dict[str, tuple[float, float]]:
+    """Seconds that each unfinished run will take, at least and at most, by label.
+
+    From finished runs that differ in their seed only, where there are any; else from steps timed here, of the network
+    as it begins and of the largest that it may become.
+    """
+    known: dict[str, list[float]] = {}
+    for settings in runs:
+        result = read_json(out / settings.label / "result.json")
+        if result is not None:
+            known.setdefault(_but_seed(settings), []).append(result["train_seconds"] + result["test_seconds"])
+    timed: dict[str, float] = {}
+    estimates = {}
+    for settings in runs:
+        if (out / settings.label / "result.json").exists():
+            continue
+        if times := known.get(_but_seed(settings)):
+            estimates[settings.label] = min(times), max(times)
+            continue
+        first = _seconds(settings, timed, threads, device)
+        last = first
+        if not settings.static:
+            largest = {**settings.record(), "strategy": "big" if settings.schedule == "dynamic" else "medium"}
+            plain = {
+                "schedule": "dynamic",
+                "gamma": None,
+                "metric": "effective_dimension",
+                "least": False,
+                "scale": 0.5,
+            }
+            last = _seconds(settings_from({**largest, **plain}), timed, threads, device)
+        estimates[settings.label] = min(first, last), max(first, last)
+    return estimates
+
+
+def _but_seed(settings: Settings) -> str:
+    return json.dumps({**settings.record(), "seed": None})
+
+
+def plan(runs: Sequence[Settings], out: Path, workers: int, threads: int, device: str) -> str:
+    """What a sweep would do, as a table: every run, whether it is finished, and how long it will take."""
+    estimates = estimate(runs, out, threads, device)
+    rows = [(settings.label, _between(*estimates.get(settings.label, (0, 0)))) for settings in runs]
+    broad = max(len(label) for label, _ in rows)
+    lines = [f"{label:{broad}}  {time or 'finished'}" for label, time in rows]
+    least, most = (sum(times) / workers for times in zip(*estimates.values(), strict=True)) if estimates else (0, 0)
+    total = _between(least, most) or "nothing to do"
+    return "\n".join([*lines, f"{len(estimates)} of {len(runs)} runs to do, {workers} at a time: {total}"])
+
+
+def _between(least: float, most: float) -> str:
+    first, second = _time(least), _time(most)
+    return first if first == second else f"{first} to {second}"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if seconds >= 1.5 * size or (unit == "s" and seconds > 0):
+            return f"{max(1, round(seconds / size))} {unit}"
+    return ""
+
+
+SHAPES = {
+    "digits": (1348, (64,), 10),
+    "generated": (4500, (64,), 2),
+    "mnist": (60_000, (784,), 10),
+    "fashion-mnist": (60_000, (784,), 10),
+    "cifar10": (50_000, (3, 32, 32), 10),
+    "cifar100": (50_000, (3, 32, 32), 100),
+}  # training samples, their shape, and classes
+
+
+def _seconds(settings: Settings, timed: dict[str, float], threads: int, device: str) -> float:
+    """Seconds of a run at the pace of its first steps, on noise."""
+    import torch
+
+    from .data import Data
+    from .training import beginning, gradient_step
+
+    samples, shape, classes = SHAPES[settings.data]
+    samples = min(samples, getattr(settings, "images", None) or samples)
+    steps = math.ceil(samples * (1 - settings.holdout) / settings.batch) * settings.epochs
+    key = json.dumps({**settings.record(), "seed": None, "gamma": None, "learning_rate": None, "epochs": None})
+    if key not in timed:
+        torch.set_num_threads(threads)
+        x, y = torch.rand(settings.batch, *shape), torch.randint(classes, (settings.batch,))
+        training = beginning(settings, Data((x, y), (x, y), classes), torch.device(device), steps)
+        x, y = x.to(device), y.to(device)
+        gradient_step(training, x, y)
+        started, done = time.perf_counter(), 0
+        while done == 0 or (done < 20 and time.perf_counter() - started < 0.5):
+            gradient_step(training, x, y)
+            done += 1
+        training.grower.detach()
+        timed[key] = (time.perf_counter() - started) / done
+    return timed[key] * steps

@@ -1,0 +1,378 @@
+"""The training loop of the experiments: a preset's settings in, a run's records out."""
+
+from __future__ import annotations
+
+import math
+import platform
+import signal
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import neurogenesis as ng
+
+from . import data as datasets
+from .errors import Mistake, unknown
+from .models import VGG11, WRN28, mlp, vgg11, wrn28, xavier
+from .presets import STATIC, Convolutional, Dense, Generated, Settings
+from .records import Records, read_json
+from .watchers import Silent, Watcher
+
+TIES = {"wrn28": [["group1.*"], ["group2.*"], ["group3.*"]]}
+SECONDS = ("seconds", "trigger_seconds", "initialization_seconds")
+
+
+class Interrupted(Exception):
+    """Stopped by the user or the system, after everything was saved."""
+
+
+# --- what the settings mean --------------------------------------------------------------------------------
+
+
+def widths_of(settings: Settings, size: float) -> dict[str, int]:
+    """The sizes of all widths of the preset's network: neurons, or multiples of the standard widths."""
+    if isinstance(settings, Dense):
+        return {f"hidden{number}": int(size) for number in range(1, settings.hidden + 1)}
+    assert isinstance(settings, Convolutional)
+    standard = {"vgg11": VGG11, "wrn28": WRN28}[settings.network]
+    return {name: round(size * width) for name, width in standard.items()}
+
+
+def network_of(settings: Settings, data: datasets.Data) -> nn.Module:
+    """The untrained network that a run begins with."""
+    torch.manual_seed(settings.seed)
+    size = settings.sizes[settings.strategy if settings.static else "small"]
+    if isinstance(settings, Dense):
+        hidden = widths_of(settings, size).values()
+        return xavier(mlp(data.train[0].shape[1], *hidden, data.classes))
+    assert isinstance(settings, Convolutional)
+    make = {"vgg11": vgg11, "wrn28": wrn28}[settings.network]
+    return xavier(make(size, data.classes))
+
+
+def strategy_of(settings: Settings, steps: int) -> ng.Strategy:
+    """The strategy with the settings' schedule, metric and factors."""
+    names = [*(name for name in ng.strategies.STRATEGIES if name != "static"), *STATIC]
+    if settings.strategy not in names:
+        raise unknown("strategy", settings.strategy, names)
+    if settings.static:
+        found = ng.strategies.strategy("static")
+    else:
+        found = ng.strategies.strategy(settings.strategy)
+    trigger: Any = found.trigger
+    if settings.schedule != "dynamic":
+        schedule = {"linear": ng.triggers.Linear, "batched": ng.triggers.Batched}[settings.schedule]
+        trigger = schedule(steps, widths_of(settings, settings.sizes["medium"]))
+    initialization: Any = found.initialization
+    usual = {field.name: field.default for field in fields(settings)}
+    for name in ("gamma", "metric", "scale", "least"):
+        value = getattr(settings, name)
+        having = [part for part in (trigger, initialization) if is_dataclass(part) and hasattr(part, name)]
+        if value != usual[name] and not having:
+            raise Mistake(f"--{name} has no effect on {settings.strategy} ({settings.schedule}): leave it out")
+        if value is not None:
+            trigger = replace(trigger, **{name: value}) if trigger in having else trigger
+            initialization = replace(initialization, **{name: value}) if initialization in having else initialization
+    return ng.Strategy(trigger, initialization)
+
+
+def data_of(settings: Settings, root: Path | None) -> datasets.Data:
+    """The preset's data as tensors."""
+    if isinstance(settings, Generated):
+        data = datasets.generated(settings.features, settings.seed)
+    else:
+        data = datasets.load(settings.data, root)
+    if isinstance(settings, Convolutional) and settings.images is not None:
+        data = data.first(settings.images)
+    return data.holding_out(settings.holdout, settings.seed)
+
+
+# --- the loop ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Training:
+    """What changes while a network trains."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    decay: torch.optim.lr_scheduler.LRScheduler | None
+    grower: ng.Grower
+    step: int  # gradient steps done
+    epoch: dict[str, float]  # sums over the present epoch
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "decay": None if self.decay is None else self.decay.state_dict(),
+            "grower": self.grower.state_dict(),
+            "step": self.step,
+            "epoch": dict(self.epoch),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.grower.load_state_dict(state["grower"])  # first: it grows the model to its size
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.decay is not None:
+            self.decay.load_state_dict(state["decay"])
+        self.step, self.epoch = state["step"], dict(state["epoch"])
+
+
+def beginning(settings: Settings, data: datasets.Data, device: torch.device, steps: int) -> Training:
+    """Everything as it is before the first gradient step."""
+    model = network_of(settings, data).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    decay = None
+    if settings.decay == "cosine":
+        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    grower = ng.Grower(
+        model,
+        optimizer,
+        strategy_of(settings, steps),
+        example=data.train[0][:2].to(device),
+        max_width=widths_of(settings, settings.sizes["big"]),
+        every=settings.every,
+        tie=TIES.get(getattr(settings, "network", ""), ()),
+        buffer=settings.buffer,
+        seed=settings.seed,
+    )
+    return Training(model, optimizer, decay, grower, 0, dict.fromkeys(("loss", *SECONDS), 0.0))
+
+
+def order(samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of samples in an epoch; a function of the seed and the epoch alone, so that runs can be resumed."""
+    return torch.randperm(samples, generator=torch.Generator().manual_seed((seed << 32) + epoch))
+
+
+def gradient_step(training: Training, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """One step of the optimizer, then of the grower; what is recorded of it."""
+    started = time.perf_counter()
+    loss = nn.functional.cross_entropy(training.model(x), y)
+    training.optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    training.optimizer.step()
+    if training.decay is not None:
+        training.decay.step()
+    value = loss.item()  # waits for the device, so that the times are true
+    looking = time.perf_counter()
+    events = training.grower.step(lambda: nn.functional.cross_entropy(training.model(x), y))
+    done = time.perf_counter()
+    training.step += 1
+    grown = sum(event.seconds for event in events)
+    seen = [each for each in training.grower.history.latest.values() if each.step == training.grower.steps]
+    line = {
+        "step": training.step,
+        "loss": round_to(value),
+        "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+        "widths": training.grower.widths,
+        "metric": {each.width: round_to(each.metric) for each in seen if each.metric is not None},
+        "threshold": {each.width: round_to(each.threshold) for each in seen if each.threshold is not None},
+        "seconds": round(done - started, 6),
+        "trigger_seconds": round(done - looking - grown, 6),
+        "initialization_seconds": round(grown, 6),
+    }
+    for name in ("loss", *SECONDS):
+        training.epoch[name] += line[name] * (len(x) if name == "loss" else 1)  # type: ignore[operator]
+    return line
+
+
+def round_to(value: float | None, digits: int = 7) -> float | None:
+    """Rounded to what single precision knows."""
+    return None if value is None else float(f"{value:.{digits}g}")
+
+
+@torch.no_grad()
+def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 1000) -> float:
+    """The part of samples that the network classifies rightly."""
+    model.eval()
+    right = [model(x).argmax(1) == y for x, y in zip(*(part.split(batch) for part in data), strict=True)]  # type: ignore[no-untyped-call]
+    model.train()
+    return torch.cat(right).sum().item() / len(data[1])
+
+
+def train(
+    settings: Settings, data: datasets.Data, device: torch.device, records: Records, watcher: Watcher
+) -> dict[str, Any]:
+    """Train from the beginning, or from where the records end; the result."""
+    x, y = (part.to(device) for part in data.train)
+    test = data.test[0].to(device), data.test[1].to(device)
+    batches = math.ceil(len(x) / settings.batch)
+    steps = batches * settings.epochs
+    training = beginning(settings, data, device, steps)
+    initial = training.grower.widths
+    saved = records.load(device)
+    if saved is not None:
+        training.load(saved)
+    watcher.started(settings, steps, training.step)
+    line: dict[str, Any] = {}
+    with interruptions() as interrupted:
+        for epoch in range(training.step // batches + 1, settings.epochs + 1):
+            chosen = order(len(x), settings.seed, epoch).to(device).split(settings.batch)  # type: ignore[no-untyped-call]
+            for batch in chosen[training.step % batches :]:
+                line = {"epoch": epoch, **gradient_step(training, x[batch], y[batch])}
+                if not math.isfinite(line["loss"]):
+                    raise Mistake(
+                        f"the loss is {line['loss']} at step {line['step']}: training has diverged; try a lower "
+                        "--learning-rate"
+                    )
+                records.add("steps.jsonl", line)
+                watcher.stepped(line)
+                if interrupted and training.step % batches:
+                    records.save(training.state())
+                    raise Interrupted(f"stopped at step {training.step} of {steps}")
+            started = time.perf_counter()
+            accuracy = accuracy_of(training.model, test)
+            line = {
+                "epoch": epoch,
+                "step": training.step,
+                "loss": round_to(training.epoch["loss"] / len(x)),
+                "accuracy": accuracy,
+                "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+                "widths": training.grower.widths,
+                "train_seconds": round(training.epoch["seconds"], 6),
+                "trigger_seconds": round(training.epoch["trigger_seconds"], 6),
+                "initialization_seconds": round(training.epoch["initialization_seconds"], 6),
+                "test_seconds": round(time.perf_counter() - started, 6),
+            }
+            records.add("epochs.jsonl", line)
+            training.epoch = dict.fromkeys(training.epoch, 0.0)
+            records.save(training.state())
+            watcher.finished_epoch(line)
+            if interrupted and epoch < settings.epochs:
+                raise Interrupted(f"stopped after epoch {epoch} of {settings.epochs}")
+    standard = widths_of(settings, 1.0) if isinstance(settings, Convolutional) else None
+    epochs = records.lines("epochs.jsonl")
+    return {
+        **{name: epochs[-1][name] for name in ("accuracy", "loss", "parameters", "widths")},
+        "initial_widths": initial,
+        "standard_widths": standard,
+        "steps": steps,
+        **{name: round(sum(line[name] for line in epochs), 6) for name in epochs[-1] if name.endswith("seconds")},
+    }
+
+
+@contextmanager
+def interruptions() -> Iterator[list[int]]:
+    """Gather the first Ctrl-C, or the system's request to end, in a list; the second one ends at once."""
+    gathered: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield gathered
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def gather(number: int, frame: Any) -> None:
+        gathered.append(number)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, gather)
+    try:
+        yield gathered
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- a run -------------------------------------------------------------------------------------------------
+
+
+def run(
+    settings: Settings,
+    out: Path,
+    *,
+    root: Path | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
+    """Train as the settings say and record it in a directory; goes on where an earlier run was cut off.
+
+    Args:
+        settings: of a preset.
+        out: the run's directory.
+        root: where data sets are, as in `neurogenesis.experiments.data.load`.
+        device: what to train on.
+        threads: of torch; 1 for dense networks, which are small, and all cores for convolutions by default.
+        watcher: what shows the progress.
+
+    Returns:
+        The result, as in `result.json`.
+    """
+    watcher = watcher or Silent()
+    place = device_of(device)
+    strategy_of(settings, 1)  # says what is wrong before anything is written
+    records = Records(out)
+    with records.opened(settings.record()):
+        result: dict[str, Any] | None = read_json(out / "result.json")
+        if result is not None:
+            return result
+        data = data_of(settings, root)
+        if threads is not None or isinstance(settings, Dense):
+            torch.set_num_threads(threads or 1)
+        records.start(environment(place))
+        try:
+            result = train(settings, data, place, records, watcher)
+        except (KeyboardInterrupt, Interrupted):
+            raise
+        except Exception:
+            records.fail(traceback.format_exc())
+            raise
+        finally:
+            watcher.close()
+        records.finish(result)
+    return result
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name; refused if it is not there."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise Mistake(f"--device {name}: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = False  # which picks algorithms by their time, so not the same ones each run
+        torch.backends.cudnn.deterministic = True
+    return device
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions, device, threads and commit: what else a result may depend on."""
+    return {
+        "neurogenesis": version("torch-neurogenesis"),
+        "commit": commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "threads": torch.get_num_threads(),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the library's source, with a + if files differ from it; None outside of a repository."""
+    place = Path(ng.__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=place, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # else it is installed within somebody's repository
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno", ".") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
