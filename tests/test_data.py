@@ -105,10 +105,12 @@ def test_a_part_that_leaves_nothing_is_refused(numbered: Data, part: float) -> N
         numbered.holding_out(part, seed=1)
 
 
-def test_first_samples_leave_the_test_samples_alone(numbered: Data) -> None:
+def test_first_samples_are_those_in_front_and_the_others_stay(numbered: Data) -> None:
     few = numbered.first(30)
     assert torch.equal(few.train[0], numbered.train[0][:30]) and torch.equal(few.train[1], numbered.train[1][:30])
-    assert few.test is numbered.test
+    assert torch.equal(few.test[0], numbered.test[0]) and torch.equal(few.test[1], numbered.test[1])
+    few = numbered.first(test=3)
+    assert torch.equal(few.train[0], numbered.train[0]) and torch.equal(few.test[0], numbered.test[0][:3])
 
 
 @pytest.mark.parametrize("images", [0, -1, 101])
@@ -500,9 +502,9 @@ def test_missing_packages_are_named(module: str, name: str, tmp_path: Path, monk
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    with pytest.raises(Mistake, match="no data set 'mnits'. Did you mean 'mnist'"):
+    with pytest.raises(Mistake, match=r"no data set 'mnits'\. Did you mean 'mnist'"):
         load("mnits")
-    with pytest.raises(Mistake, match="no data set 'x'. There are digits, mnist"):
+    with pytest.raises(Mistake, match=r"no data set 'x'\. There are digits, mnist"):
         load("x")
 
 

@@ -68,18 +68,19 @@ class Data:
         test, train = order[:held], order[held:]
         return replace(self, train=(inputs[train], labels[train]), test=(inputs[test], labels[test]))
 
-    def first(self, images: int) -> Data:
-        """The same with only the first so many training samples; all test samples stay.
+    def first(self, train: int | None = None, test: int | None = None) -> Data:
+        """The same with only the first so many samples; None means all.
 
         Example:
             >>> data = generated(features=8, seed=1).first(100)
             >>> len(data.train[1]), len(data.test[1])
             (100, 500)
         """
-        inputs, labels = self.train
-        if not 0 < images <= len(labels):
-            raise DataError(f"there are 1 to {len(labels)} training samples to take, not {images}")
-        return replace(self, train=(inputs[:images], labels[:images]))
+        for kind, part, count in (("training", self.train, train), ("test", self.test, test)):
+            if count is not None and not 0 < count <= len(part[1]):
+                raise DataError(f"there are 1 to {len(part[1])} {kind} samples to take, not {count}")
+        (inputs, labels), (test_inputs, test_labels) = self.train, self.test
+        return replace(self, train=(inputs[:train], labels[:train]), test=(test_inputs[:test], test_labels[:test]))
 
 
 SAMPLES, FEATURES = 5000, 64

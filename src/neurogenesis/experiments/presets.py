@@ -100,7 +100,7 @@ class Settings:
         return type(self)().epochs
 
 
-_POSITIVE = ("epochs", "batch", "learning_rate", "gamma", "every", "buffer", "initial", "images")
+_POSITIVE = ("epochs", "batch", "learning_rate", "gamma", "every", "buffer", "initial", "images", "test_images")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +201,8 @@ class Convolutional(Settings):
     """Widths that layers may have, times the standard ones."""
     images: int | None = None
     """Only the first so many images of the training split."""
+    test_images: int | None = None
+    """Only the first so many images of the test split."""
 
     @property
     def sizes(self) -> dict[str, float]:
@@ -246,6 +248,7 @@ class Vgg11Cifar10Small(Vgg11Cifar10):
     medium: float = 0.25
     maximum: float = 0.5
     images: int | None = 10_000
+    test_images: int | None = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +268,7 @@ class Wrn28Cifar10Small(Wrn28Cifar10):
     maximum: float = 1.0
     medium: float = 0.5
     images: int | None = 10_000
+    test_images: int | None = 2000
 
 
 PRESETS: dict[str, type[Settings]] = {

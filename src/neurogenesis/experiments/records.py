@@ -88,7 +88,9 @@ class Records:
             try:
                 state = torch.load(path, map_location=device, weights_only=True)
             except Exception as error:
-                raise Mistake(f"{path} cannot be read ({error}): delete {self.directory} and run again") from error
+                raise Mistake(
+                    f"{path} cannot be read ({type(error).__name__}): delete {self.directory} and run again"
+                ) from error
         with writing_to(self.directory):
             for name in LINES:
                 lines = self.directory / name

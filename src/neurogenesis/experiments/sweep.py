@@ -112,6 +112,7 @@ def sweep(
 def work(record: dict[str, Any], directory: str, root: Path | None, device: str, threads: int) -> None:
     """One run in this process, with its output in a file of its directory."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the sweep as well, which then ends its runs
     from .training import Interrupted, run
 
     out = Path(directory)
@@ -122,8 +123,8 @@ def work(record: dict[str, Any], directory: str, root: Path | None, device: str,
         os.dup2(log, stream.fileno())
     try:
         run(settings_from(record), out, root=root, device=device, threads=threads)
-    except (Interrupted, KeyboardInterrupt):
-        sys.exit(128 + signal.SIGINT)
+    except Interrupted:
+        sys.exit(128 + signal.SIGTERM)
 
 
 def _context() -> BaseContext:
@@ -145,7 +146,13 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _ending(at_work: dict[BaseProcess, str]) -> Iterator[None]:
-    """Let runs save themselves when the sweep is interrupted."""
+    """Let runs save themselves when the sweep is interrupted, by Ctrl-C or by the system."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, interrupt) if in_main else None
     try:
         yield
     except BaseException:
@@ -154,6 +161,9 @@ def _ending(at_work: dict[BaseProcess, str]) -> Iterator[None]:
         for process in at_work:
             process.join()
         raise
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _why(directory: Path, code: int) -> str:

@@ -93,8 +93,8 @@ def data_of(settings: Settings, root: Path | None) -> datasets.Data:
         data = datasets.generated(settings.features, settings.seed)
     else:
         data = datasets.load(settings.data, root)
-    if isinstance(settings, Convolutional) and settings.images is not None:
-        data = data.first(settings.images)
+    if isinstance(settings, Convolutional):
+        data = data.first(settings.images, settings.test_images)
     return data.holding_out(settings.holdout, settings.seed)
 
 
@@ -272,6 +272,7 @@ def interruptions() -> Iterator[list[int]]:
         yield gathered
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
 
     def gather(number: int, frame: Any) -> None:
         gathered.append(number)

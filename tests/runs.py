@@ -1,0 +1,52 @@
+"""Runs made for tests, and what is equal in two of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neurogenesis.experiments.presets import PRESETS, Settings
+
+
+def tiny(preset: str = "digits", **changes: Any) -> Settings:
+    """Settings that train in a second."""
+    return PRESETS[preset](**{"epochs": 3, "batch": 256, "buffer": 256, "every": 1, **changes})
+
+
+def command(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command as from a shell."""
+    call = [sys.executable, "-m", "neurogenesis", *map(str, words)]
+    return subprocess.run(call, capture_output=True, text=True, check=False, **options)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def but_times(value: Any) -> Any:
+    """A record without what a clock says."""
+    if isinstance(value, dict):
+        clock = ("started", "seconds")
+        return {key: but_times(each) for key, each in value.items() if not key.endswith(clock)}
+    return [but_times(each) for each in value] if isinstance(value, list) else value
+
+
+def records(run: Path) -> dict[str, Any]:
+    """All records of a run but for times."""
+    names = ("settings.json", "environment.json", "result.json")
+    texts = {name: json.loads((run / name).read_text()) for name in names}
+    return but_times(texts | {name: lines(run / name) for name in ("steps.jsonl", "epochs.jsonl")})
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Records and weights are the same, to the last bit."""
+    assert records(first) == records(second)
+    weights = [torch.load(run / "checkpoint.pt", weights_only=True) for run in (first, second)]
+    assert weights[0]["model"].keys() == weights[1]["model"].keys()
+    for name, tensor in weights[0]["model"].items():
+        assert torch.equal(tensor, weights[1]["model"][name]), name

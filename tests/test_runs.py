@@ -1,0 +1,340 @@
+"""A run: what its settings mean, what it records, and that a cut-off run ends as if it had not been cut off."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import neurogenesis as ng
+from neurogenesis.experiments.errors import Mistake
+from neurogenesis.experiments.presets import PRESETS, Convolutional, Dense, settings_from
+from neurogenesis.experiments.studies import STUDIES
+from neurogenesis.experiments.training import Interrupted, data_of, network_of, run, strategy_of, widths_of
+from neurogenesis.experiments.watchers import Silent
+from tests.real_data import ROOT, needs
+from tests.runs import assert_same_run, lines, records, tiny
+
+GROWING = [name for name in ng.strategies.STRATEGIES if name != "static"]
+
+# --- settings -----------------------------------------------------------------------------------------------
+
+PAPER = {  # learning rate, batch, epochs, widths, initial, medium, maximum, buffer, decay
+    "generated": (3e-4, 128, (20 + 4 * 16) * 1, 1, 4, None, 512, 1024, "none"),
+    "mnist": (3e-3, 512, 20, 2, 64, 256, 784, 1568, "none"),
+    "fashion-mnist": (3e-3, 512, 20, 2, 64, 256, 784, 1568, "none"),
+    "vgg11-cifar10": (3e-4, 128, 100, 10, 0.25, 1.0, 2.0, 128, "cosine"),
+    "vgg11-cifar100": (3e-4, 128, 100, 10, 0.25, 1.0, 2.0, 128, "cosine"),
+    "wrn28-cifar10": (3e-3, 128, 50, 4, 0.25, 1.0, 6.0, 128, "cosine"),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_presets_are_set_as_in_the_paper(name: str) -> None:
+    settings: Any = PRESETS[name]()
+    rate, batch, epochs, widths, initial, medium, maximum, buffer, decay = PAPER[name]
+    assert (settings.learning_rate, settings.batch, settings.epochs) == (rate, batch, epochs)
+    assert (settings.initial, settings.maximum, settings.buffer) == (initial, maximum, buffer)
+    assert medium in (None, settings.medium)
+    assert (settings.decay, settings.every, settings.scale, settings.gamma) == (decay, 1, 0.5, None)
+    assert len(widths_of(settings, 1.0)) == widths
+    gamma = strategy_of(settings, 10).trigger
+    assert gamma == ng.triggers.Activation()  # 0.97, and 0.9 with convolutions
+
+
+@pytest.mark.parametrize(("features", "hidden"), [(1, 1), (8, 2), (32, 1)])
+def test_generated_data_is_trained_on_longer_the_more_features_and_layers(features: int, hidden: int) -> None:
+    made: Any = PRESETS["generated"]
+    assert made(features=features, hidden=hidden).epochs == (20 + 4 * features) * hidden
+    assert made(features=features, hidden=hidden, epochs=3).epochs == 3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_settings_come_back_from_their_record(name: str) -> None:
+    settings = PRESETS[name](seed=3, gamma=0.5)
+    assert settings_from(json.loads(json.dumps(settings.record()))) == settings
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_runs_of_a_study_have_names_of_their_own(study: str) -> None:
+    runs = list(STUDIES[study].runs())
+    assert len({settings.label for settings in runs}) == len(runs)
+    assert len(runs) == len(set(map(str, runs)))
+    for settings in runs[: len(runs) // STUDIES[study].seeds]:
+        strategy_of(settings, 10)  # none has an option that does nothing
+
+
+@pytest.mark.parametrize("size", ["small", "medium", "big"])
+@pytest.mark.parametrize("name", ["mnist", "vgg11-cifar10-small", "wrn28-cifar10-small"])
+def test_static_networks_have_the_size_of_their_name(name: str, size: str) -> None:
+    settings = PRESETS[name](strategy=size)
+    shape = (784,) if isinstance(settings, Dense) else (3, 32, 32)
+    x, y = torch.rand(2, *shape), torch.tensor([0, 1])
+    from neurogenesis.experiments.data import Data
+
+    model = network_of(settings, Data((x, y), (x, y), 10))
+    named = dict(model.named_modules())
+    for width, expected in widths_of(settings, settings.sizes[size]).items():
+        assert named[width].weight.shape[0] == expected  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategy": "nroth-select"}, "Did you mean 'north-select'"),
+        ({"strategy": "gradmax", "gamma": 0.9}, "--gamma has no effect on gradmax"),
+        ({"strategy": "small", "metric": "orthogonality"}, "--metric has no effect on small"),
+        ({"strategy": "north-random", "least": True}, "--least has no effect on north-random"),
+        ({"strategy": "big", "schedule": "linear"}, "does not grow"),
+        ({"batch": 0}, "--batch: expected a positive number"),
+        ({"learning_rate": -1.0}, "--learning-rate: expected a positive number"),
+        ({"holdout": 1.0}, "--holdout"),
+        ({"initial": 40}, "--initial, --medium and --maximum"),
+    ],
+)
+def test_bad_settings_are_named_and_nothing_is_written(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=message):
+        run(tiny(**changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_reach_trigger_and_initialization() -> None:
+    found = strategy_of(tiny(gamma=0.8, metric="orthogonality", least=True), 10)
+    assert found.trigger == ng.triggers.Activation(gamma=0.8, metric="orthogonality")
+    assert found.initialization == ng.initializations.Select(metric="orthogonality", least=True)
+    assert strategy_of(tiny(strategy="gradmax", scale=1.0), 10).trigger == ng.triggers.Gradient(scale=1.0)
+    scheduled = strategy_of(tiny(strategy="nest", schedule="batched"), 10)
+    assert scheduled.trigger == ng.triggers.Batched(10, {"hidden1": 16, "hidden2": 16})
+    assert scheduled.initialization == ng.initializations.NeST()
+
+
+# --- records ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*fewer|.*kernel")
+@pytest.mark.parametrize("strategy", [*GROWING, "small", "medium", "big"])
+def test_a_run_records_every_step_and_how_it_ended(strategy: str, tmp_path: Path) -> None:
+    result = run(tiny(strategy=strategy), tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    steps, epochs = lines(tmp_path / "steps.jsonl"), lines(tmp_path / "epochs.jsonl")
+    assert [line["step"] for line in steps] == list(range(1, 1 + 3 * 6))
+    assert [line["epoch"] for line in epochs] == [1, 2, 3]
+    assert epochs[-1]["accuracy"] == result["accuracy"] > 0.1
+    assert steps[-1]["widths"] == result["widths"]
+    for before, after in pairwise(steps):
+        for width, size in before["widths"].items():
+            assert after["widths"][width] >= size
+    sizes = [64, *result["widths"].values(), 10]
+    assert result["parameters"] == sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes))
+    assert abs(sum(line["seconds"] for line in steps) - result["train_seconds"]) < 1e-3
+    growing = strategy in GROWING
+    assert any(line["threshold"] for line in steps) == growing
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__ and environment["threads"] == 1
+
+
+def test_the_loss_recorded_is_that_of_training(tmp_path: Path) -> None:
+    settings = tiny(strategy="small", epochs=1)
+    run(settings, tmp_path)
+    data = data_of(settings, None)
+    model = network_of(settings, data)
+    from neurogenesis.experiments.training import order
+
+    batch = order(len(data.train[0]), settings.seed, 1)[: settings.batch]
+    first = torch.nn.functional.cross_entropy(model(data.train[0][batch]), data.train[1][batch])
+    assert lines(tmp_path / "steps.jsonl")[0]["loss"] == pytest.approx(first.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "batched"])
+def test_schedules_end_at_the_medium_size(schedule: Any, tmp_path: Path) -> None:
+    result = run(tiny(strategy="north-random", schedule=schedule, epochs=4), tmp_path)
+    assert set(result["widths"].values()) == {16}
+    grown = [line["step"] for line in lines(tmp_path / "steps.jsonl") if line["initialization_seconds"]]
+    assert max(grown) <= 18  # of 24: the first three quarters
+
+
+def test_a_held_out_part_is_not_trained_on(tmp_path: Path) -> None:
+    settings = tiny(holdout=0.5)
+    whole, part = data_of(tiny(), None), data_of(settings, None)
+    assert len(part.train[0]) == len(part.test[0]) == len(whole.train[0]) // 2
+    run(settings, tmp_path)
+    assert len(lines(tmp_path / "steps.jsonl")) == 3 * 3
+
+
+# --- cut off, and gone on with ------------------------------------------------------------------------------
+
+CASES = {
+    **{name: tiny(strategy=name) for name in GROWING},
+    "big": tiny(strategy="big"),
+    "linear": tiny(strategy="north-select", schedule="linear"),
+    "cosine": tiny(strategy="north-random", decay="cosine"),
+    "generated": tiny("generated", features=4, hidden=2, batch=900, maximum=64),
+}
+
+
+class Stop(Silent):
+    """Does something at a step."""
+
+    def __init__(self, step: int, what: Any):
+        self.step, self.what = step, what
+
+    def stepped(self, line: Mapping[str, Any]) -> None:
+        if line["step"] == self.step:
+            self.what()
+
+
+def fail() -> None:
+    raise RuntimeError("the roof came down")
+
+
+@pytest.mark.filterwarnings("ignore:.*fewer|.*kernel")
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_failed_goes_on_from_its_last_epoch_to_the_same_end(case: str, tmp_path: Path) -> None:
+    settings = CASES[case]
+    run(settings, tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="the roof"):
+        run(settings, tmp_path / "cut", watcher=Stop(9, fail))
+    assert "the roof came down" in (tmp_path / "cut" / "failure.txt").read_text()
+    run(settings, tmp_path / "cut")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert not (tmp_path / "cut" / "failure.txt").exists()
+
+
+@pytest.mark.parametrize("step", [1, 6, 8, 18])  # the last two of an epoch are at its end
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_saved_and_goes_on_to_the_same_end(step: int, number: int, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "whole")
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), number)
+
+    if step == 18:  # the last one: nothing is left to interrupt
+        run(tiny(), tmp_path / "cut", watcher=Stop(step, interrupt))
+    else:
+        with pytest.raises(Interrupted, match="stopped"):
+            run(tiny(), tmp_path / "cut", watcher=Stop(step, interrupt))
+        assert len(lines(tmp_path / "cut" / "steps.jsonl")) == step
+        run(tiny(), tmp_path / "cut")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("torn", ["lines", "checkpoint"])
+def test_what_a_kill_leaves_half_written_is_done_again(torn: str, tmp_path: Path) -> None:
+    run(tiny(), tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="the roof"):
+        run(tiny(), tmp_path / "cut", watcher=Stop(9, fail))
+    if torn == "lines":  # killed after the lines of an epoch were written, or some of them
+        with (tmp_path / "cut" / "steps.jsonl").open("a") as file:
+            file.write('{"step":7,"loss":1}\n{"step":8,"lo')
+    else:
+        (tmp_path / "cut" / "checkpoint.pt.part").write_bytes(b"half")
+    run(tiny(), tmp_path / "cut")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert not list((tmp_path / "cut").glob("*.part"))
+
+
+def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
+    result = run(tiny(), tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "lock"}
+    assert run(tiny(), tmp_path) == result
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "lock"} == before
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run(tiny(seed=seed), tmp_path / name)
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert records(tmp_path / "a")["steps.jsonl"] != records(tmp_path / "c")["steps.jsonl"]
+
+
+def test_the_checkpoint_holds_the_network_that_was_tested(tmp_path: Path) -> None:
+    settings = tiny(strategy="north-random")
+    result = run(settings, tmp_path)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    from neurogenesis.experiments.models import mlp
+    from neurogenesis.experiments.training import accuracy_of
+
+    data = data_of(settings, None)
+    model = mlp(64, *result["widths"].values(), 10)
+    model.load_state_dict(state["model"])
+    assert accuracy_of(model, data.test) == result["accuracy"]
+
+
+# --- directories that cannot be used ------------------------------------------------------------------------
+
+
+def test_a_directory_of_another_configuration_is_left_alone(tmp_path: Path) -> None:
+    run(tiny(), tmp_path)
+    before = records(tmp_path)
+    with pytest.raises(Mistake, match=r"another configuration \(strategy north-select there, gradmax here\)"):
+        run(tiny(strategy="gradmax"), tmp_path)
+    assert records(tmp_path) == before
+
+
+def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(Mistake, match=r"not a run \(it has thesis.tex\)"):
+        run(tiny(), tmp_path)
+    assert not (tmp_path / "settings.json").exists()
+
+
+def test_two_processes_do_not_write_the_same_run(tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    with FileLock(tmp_path / "lock"), pytest.raises(Mistake, match="another process"):
+        run(tiny(), tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Mistake, match=rf"cannot write to {tmp_path / 'file' / 'run'}: Not a directory"):
+        run(tiny(), tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("name", ["settings.json", "checkpoint.pt"])
+def test_a_spoilt_run_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the roof"):
+        run(tiny(), tmp_path, watcher=Stop(9, fail))
+    (tmp_path / name).write_bytes(b"{spoilt")
+    with pytest.raises(Mistake, match=rf"{tmp_path / name}.*delete {tmp_path} and run again"):
+        run(tiny(), tmp_path)
+
+
+def test_training_that_diverges_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"the loss is .* training has diverged"):
+        run(tiny(strategy="big", learning_rate=1e12, epochs=20), tmp_path)
+    assert "diverged" in (tmp_path / "failure.txt").read_text()
+
+
+# --- real data ----------------------------------------------------------------------------------------------
+
+
+@needs("mnist")
+def test_mnist_is_learned_in_an_epoch(tmp_path: Path) -> None:
+    result = run(PRESETS["mnist"](epochs=1, strategy="north-random"), tmp_path, root=ROOT)
+    assert result["steps"] == 118
+    assert result["accuracy"] > 0.9
+
+
+@needs("cifar10")
+@pytest.mark.parametrize("preset", ["vgg11-cifar10-small", "wrn28-cifar10-small"])
+@pytest.mark.filterwarnings("ignore:widths with more neurons than samples")
+def test_convolutional_networks_grow_on_cifar_and_can_be_cut_off(preset: str, tmp_path: Path) -> None:
+    made: Any = PRESETS[preset]
+    settings = made(epochs=2, images=96, test_images=32, batch=32, buffer=32, strategy="north-random", gamma=0.5)
+    assert isinstance(settings, Convolutional)
+    result = run(settings, tmp_path / "whole", root=ROOT, threads=1)
+    assert set(result["widths"]) == set(result["standard_widths"])
+    assert any(size > result["initial_widths"][width] for width, size in result["widths"].items())
+    with pytest.raises(RuntimeError, match="the roof"):
+        run(settings, tmp_path / "cut", root=ROOT, threads=1, watcher=Stop(5, fail))
+    run(settings, tmp_path / "cut", root=ROOT, threads=1)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")

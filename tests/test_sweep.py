@@ -1,0 +1,191 @@
+"""Sweeps: all runs of a study, whatever happens to some of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock, Timeout
+
+from neurogenesis.experiments import sweep as sweeps
+from neurogenesis.experiments.errors import Mistake
+from neurogenesis.experiments.studies import STUDIES, Study, chosen
+from neurogenesis.experiments.sweep import claim, estimate, plan, sweep
+from tests.runs import assert_same_run, command, lines, tiny
+
+STUDY = ("sweep", "digits", "--seeds", "1", "--epochs", "30", "--only", "north-[rwi]*")
+LABELS = ["north-random-epochs-30-seed1", "north-weight-epochs-30-seed1", "north-integrated-epochs-30-seed1"]
+
+
+def wait_until(true: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.02)
+
+
+def free(run: Path) -> bool:
+    """Whether no process writes to a run."""
+    try:
+        with FileLock(run / "lock", timeout=0):
+            return True
+    except Timeout:
+        return False
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    done = command(*STUDY, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["[1/3]", "[2/3]", "[3/3]", "all"]
+    return out
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_cut_off_in_the_middle_and_run_again_equals_an_undisturbed_one(
+    number: int, undisturbed: Path, tmp_path: Path
+) -> None:
+    call = [sys.executable, "-m", "neurogenesis", *STUDY, "--out", str(tmp_path)]
+    process = subprocess.Popen(call, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    begun = tmp_path / LABELS[0] / "epochs.jsonl"
+    wait_until(lambda: begun.exists() and len(lines(begun)) > 2)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)
+    _, said = process.communicate()
+    wait_until(lambda: all(free(tmp_path / label) for label in LABELS if (tmp_path / label).exists()))
+    finished = [label for label in LABELS if (tmp_path / label / "result.json").exists()]
+    assert len(finished) < len(LABELS)
+    if number != signal.SIGKILL:
+        assert process.returncode == 130
+        assert "The same command goes on from there" in said
+    times = {label: (tmp_path / label / "result.json").stat().st_mtime_ns for label in finished}
+    done = command(*STUDY, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for label in LABELS:
+        assert_same_run(undisturbed / label, tmp_path / label)
+    assert {label: (tmp_path / label / "result.json").stat().st_mtime_ns for label in finished} == times
+
+
+def test_a_study_says_what_it_consists_of(undisturbed: Path) -> None:
+    study = json.loads((undisturbed / "study.json").read_text())
+    assert (study["study"], study["title"]) == ("digits", STUDIES["digits"].title)
+    assert sorted(study["runs"]) == sorted(LABELS)
+    for label, record in study["runs"].items():
+        assert json.loads((undisturbed / label / "settings.json").read_text()) == record
+
+
+def test_failed_runs_do_not_stop_the_others_and_are_listed(tmp_path: Path) -> None:
+    words = ("sweep", "digits", "--seeds", "1", "--epochs", "1", "--only", "north-[rw]*", "--out", tmp_path, "--quiet")
+    spoilt, fine = "north-random-epochs-1-seed1", "north-weight-epochs-1-seed1"
+    (tmp_path / spoilt).mkdir()
+    (tmp_path / spoilt / "settings.json").write_text("{}")
+    done = command(*words)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0] == "1 of 2 runs failed:"
+    assert spoilt in done.stderr and "another configuration" in done.stderr
+    assert (tmp_path / fine / "result.json").exists()
+    (tmp_path / spoilt / "settings.json").unlink()
+    (tmp_path / spoilt / "failure.txt").unlink()
+    assert command(*words).returncode == 0
+
+
+def test_a_run_killed_by_the_system_is_a_failure_too(tmp_path: Path) -> None:
+    killed: list[str] = []
+
+    def kill(progress: sweeps.Progress) -> None:
+        if progress.running and not killed:
+            run = tmp_path / progress.running[0]
+            wait_until(lambda: (run / "epochs.jsonl").exists())
+            for line in os.popen("ps -eo pid,ppid,args").read().splitlines()[1:]:
+                pid, _, args = line.split(None, 2)
+                if "forkserver" in args and _writes(int(pid), run):
+                    os.kill(int(pid), signal.SIGKILL)
+                    killed.append(pid)
+
+    runs = [tiny(epochs=300, strategy="big"), tiny(strategy="small")]
+    progress = sweep(runs, tmp_path, workers=1, tell=kill)
+    assert killed
+    assert progress.failed == {runs[0].label: "killed by SIGKILL"}
+    assert progress.finished == [runs[1].label]
+    assert "killed by SIGKILL" in (tmp_path / runs[0].label / "failure.txt").read_text()
+
+
+def _writes(pid: int, run: Path) -> bool:
+    try:
+        return any(os.readlink(f"/proc/{pid}/fd/{fd}").startswith(str(run)) for fd in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(0, 1), (1, 0), (10_000, 1), (1, 10_000)])
+def test_more_threads_than_cores_are_refused(workers: int, threads: int, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="--workers"):
+        sweep([tiny()], tmp_path, workers=workers, threads=threads)
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_study_is_not_written_over(tmp_path: Path) -> None:
+    claim(tmp_path, "digits", "", [tiny()])
+    claim(tmp_path, "digits", "", [tiny(seed=2)])
+    assert len(json.loads((tmp_path / "study.json").read_text())["runs"]) == 2
+    with pytest.raises(Mistake, match="holds the study digits"):
+        claim(tmp_path, "mnist-lr", "", [tiny()])
+
+
+def test_parts_of_a_study_can_be_chosen() -> None:
+    _, runs = chosen("mnist-lr", seeds=[7], only="north-select-*")
+    assert [(settings.learning_rate, settings.seed) for settings in runs] == [
+        (1e-4, 7), (3e-4, 7), (1e-3, 7), (3e-3, 7), (1e-2, 7)
+    ]  # fmt: skip
+    with pytest.raises(Mistake, match="Did you mean 'mnist-lr'"):
+        chosen("mnist-lt")
+    with pytest.raises(Mistake, match="matches no run"):
+        chosen("mnist-lr", only="nothing")
+
+
+def test_every_figure_of_the_paper_has_its_study() -> None:
+    def values(study: Study, name: str) -> set[Any]:
+        return {getattr(settings, name) for settings in study.runs()}
+
+    assert values(STUDIES["generated"], "hidden") == {1, 2}
+    assert values(STUDIES["mnist-preset"], "schedule") == {"linear", "batched", "dynamic"}
+    assert values(STUDIES["mnist-gamma"], "metric") == {"effective_dimension", "orthogonality"}
+    assert values(STUDIES["vgg11-cifar10"], "gamma") == {0.9, 0.97, 0.99, None}
+    for name in ("mnist-gamma", "mnist-batchsize", "mnist-lr"):
+        assert values(STUDIES[name], "holdout") == {0.1}
+    for study in STUDIES.values():
+        assert values(study, "seed") == set(range(1, study.seeds + 1))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dry_run_lists_what_is_to_be_done_and_how_long_it_takes(undisturbed: Path, tmp_path: Path) -> None:
+    done = command(*STUDY, "--out", tmp_path, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [*LABELS, "3"]
+    assert not list(tmp_path.iterdir())
+    done = command(*STUDY, "--out", undisturbed, "--dry-run")
+    assert done.stdout.count("finished") == 3 and "nothing to do" in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_estimates_are_those_of_finished_runs_or_of_steps(undisturbed: Path) -> None:
+    runs: Sequence[Any] = chosen("digits", seeds=[1, 2], epochs=30, only="north-random-*")[1]
+    result = json.loads((undisturbed / runs[0].label / "result.json").read_text())
+    seconds = result["train_seconds"] + result["test_seconds"]
+    assert estimate(runs, undisturbed, 1, "cpu") == {runs[1].label: (seconds, seconds)}
+    timed = estimate(runs, undisturbed / "nothing", 1, "cpu")
+    least, most = timed[runs[0].label]
+    assert seconds / 20 < least <= most < seconds * 20
+    assert timed[runs[0].label] == timed[runs[1].label]
+    assert "2 of 2 runs to do, 2 at a time" in plan(runs, undisturbed / "nothing", 2, 1, "cpu")
