@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 from benchmarks.memory import LiveBytes
-from neurogenesis.experiments.models import mlp, vgg11
+from neurogenesis.experiments.models import mlp, vgg11, xavier
 
 STRATEGIES = ("north-random", "north-select", "north-weight", "gradmax", "firefly", "nest")
 BARS = {
@@ -63,10 +63,7 @@ class _Never:
 def trained(network: str, strategy: str | None) -> Callable[[int], None]:
     torch.manual_seed(0)
     model = vgg11(0.25) if network.startswith("VGG") else mlp(784, 256, 256, 10)
-    for module in model:
-        if isinstance(module, (nn.Linear, nn.Conv2d)):
-            nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
+    xavier(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-4 if network.startswith("VGG") else 3e-3)
     batches = list(zip(*data(network), strict=True))
     grower = None if strategy is None else ng.Grower(model, optimizer, without_growth(strategy))

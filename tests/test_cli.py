@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
 from neurogenesis.cli import main
+from neurogenesis.experiments.data import SOURCES
+from neurogenesis.experiments.presets import PRESETS
+from tests.runs import assert_same_run, command, lines
+
+OPTIONAL = ["altair", "cyclopts", "pooch", "rich", "sklearn", "tensorboard", "torchvision", "vl_convert"]
 
 
 def test_widths_of_a_model_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,3 +49,168 @@ def test_mistakes_are_named(model: str, shape: str, message: str, capsys: pytest
 def test_a_bad_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["widths", "tests.cases:mlp", "--input", "5,x"]) == 2
     assert "--input: expected sizes such as 1,3,224,224, not '5,x'" in " ".join(capsys.readouterr().err.split())
+
+
+# --- the whole command --------------------------------------------------------------------------------------
+
+
+def test_help_answers_at_once() -> None:
+    def seconds() -> float:
+        started = time.perf_counter()
+        done = command("--help")
+        assert done.returncode == 0
+        assert all(word in done.stdout for word in ("run", "sweep", "report", "widths"))
+        return time.perf_counter() - started
+
+    assert min(seconds() for _ in range(3)) < 1.5
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("neurogenesis", ["torch", *OPTIONAL]),
+        ("neurogenesis.grower", OPTIONAL),
+        ("neurogenesis.cli", ["torch", *set(OPTIONAL) - {"cyclopts", "rich"}]),
+        ("neurogenesis.experiments.training", OPTIONAL),
+    ],
+)
+def test_importing_takes_only_what_is_needed(module: str, absent: list[str]) -> None:
+    code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_without_the_extra_the_command_says_what_to_install() -> None:
+    code = "import sys; sys.modules['cyclopts'] = None; import neurogenesis.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'torch-neurogenesis[experiments]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", preset, "--help"])
+    shown = capsys.readouterr().out
+    for field in fields(PRESETS[preset]):
+        option = "--" + field.name.replace("_", "-")
+        assert f" {option} " in shown, option
+    explained = [line for line in shown.splitlines() if " --" in line]
+    assert all(re.search(r"--\S+( \S+)*  +\S", line) or "--no-least" in line for line in explained), shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "mnits"], 'Did you mean "mnist"'),
+        (["run", "digits", "--learning-rat", "1"], "Did you mean --learning-rate?"),
+        (["run", "digits", "--strategy", "gradmaks"], "Did you mean 'gradmax'?"),
+        (["run", "digits", "--schedule", "liner"], 'Did you mean "linear"?'),
+        (["run", "digits", "--epochs", "many"], "--epochs"),
+        (["run", "digits", "--device", "gpu"], "--device gpu"),
+        (["run", "digits", "--resume", "--out", "nowhere"], "there is no run in nowhere"),
+        (["sweep", "mnist-dynamik"], "Did you mean 'mnist-dynamic'?"),
+        (["sweep", "digits", "--wokers", "1"], "Did you mean --workers?"),
+        (["rnu"], 'Did you mean "run"'),
+        (["report", "nowhere"], "nowhere"),
+        (["report", "nowhere", "--format", "pgn"], 'Did you mean "png"'),
+    ],
+)
+def test_what_is_mistyped_is_named_with_the_nearest(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) in (1, 2)
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert message in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_and_its_report_from_the_shell(tmp_path: Path) -> None:
+    words = ("run", "digits", "--epochs", 2, "--strategy", "north-random", "--seed", 3)
+    done = command(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "runs" / "digits-north-random-epochs-2-seed3"
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["digits", "epoch", "1", "2", "test"]
+    assert done.stdout.splitlines()[-1].endswith(f"; {out.relative_to(tmp_path)}")
+    again = command(*words, cwd=tmp_path)
+    assert again.stdout == "finished already: " + done.stdout.splitlines()[-1] + "\n"
+    assert command(*words, "--resume", "--quiet", cwd=tmp_path).stdout == ""
+    reported = command("report", out)
+    assert reported.returncode == 0, reported.stderr
+    assert reported.stdout.split() == [str(out / "report.html")]
+    assert "NORTH-Random" in (out / "report.html").read_text()
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    words = ("run", "digits", "--out", str(tmp_path / "cut"), "--epochs", "60", "--quiet")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "neurogenesis", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (tmp_path / "cut" / "epochs.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert f"{tmp_path / 'cut'} is saved. The same command goes on from there." in said
+    assert not (tmp_path / "cut" / "result.json").exists()
+    assert command(*words).returncode == 0
+    assert command(*words[:3], tmp_path / "whole", *words[4:]).returncode == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
+def test_a_full_disk_is_named_and_what_was_saved_is_whole(tmp_path: Path) -> None:
+    import resource
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    words = ("run", "digits", "--epochs", 2, "--out", tmp_path / "run", "--quiet")
+    done = command(*words, preexec_fn=limit)
+    assert done.returncode == 1
+    assert f"cannot write to {tmp_path / 'run'}: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "run").glob("*.part"))
+    assert command(*words).returncode == 0
+
+
+def test_a_truncated_data_file_is_named_with_its_checksum(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    for name in SOURCES["mnist"].files:
+        (tmp_path / "mnist" / name.name).write_bytes(b"\x1f\x8b truncated")
+    done = command("run", "mnist", "--data", tmp_path, "--out", tmp_path / "run")
+    assert done.returncode == 1
+    assert "train-images-idx3-ubyte.gz" in done.stderr and "f68b3c2dcbeaaa9fbdd348bbdeb94873" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
+    import pty
+
+    shown = bytearray()
+
+    def read(descriptor: int) -> bytes:
+        data = os.read(descriptor, 4096)
+        shown.extend(data)
+        return b" "  # nothing of it reaches the tests' own output
+
+    words = ["run", "digits", "--epochs", "8", "--out", str(tmp_path)]
+    code = pty.spawn([sys.executable, "-m", "neurogenesis", *words], read, lambda _: b"")
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    assert os.waitstatus_to_exitcode(code) == 0
+    for word in ("176/176 00:00 loss 0.", "accuracy ", " 9-30"):
+        assert word in text
+
+
+def test_tensorboard_gets_the_scalars_of_the_records(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    assert main(["run", "digits", "--epochs", "2", "--out", str(tmp_path), "--tensorboard", "--quiet"]) == 0
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    steps, epochs = lines(tmp_path / "steps.jsonl"), lines(tmp_path / "epochs.jsonl")
+    assert [event.step for event in events.Scalars("loss")] == [line["step"] for line in steps]
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx([line["loss"] for line in steps])
+    assert [event.value for event in events.Scalars("accuracy")] == pytest.approx([line["accuracy"] for line in epochs])
+    assert {"widths/hidden1", "metric/hidden1", "threshold/hidden1"} <= set(events.Tags()["scalars"])

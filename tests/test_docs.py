@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,31 @@ def test_examples_run_as_printed(page: Path) -> None:
             assert printed.getvalue().rstrip() == expected.rstrip()
 
 
+def commands(page: Path) -> list[list[str]]:
+    """The lines of its shell examples that are our command."""
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("neurogenesis ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda page: page.name)
+def test_commands_are_given_as_they_are_to_be_called(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from neurogenesis.cli import app, main
+
+    monkeypatch.chdir(tmp_path)
+    for words in commands(page):
+        app.parse_args(words, exit_on_error=False, print_error=False)
+        if words[1] == "digits" and words[0] == "run":
+            assert main(words) == 0  # the others take longer, or data
+        elif words[0] == "report" and Path(words[1]).exists():
+            assert main(words) == 0
+            assert Path(capsys.readouterr().out.split()[-1]).exists()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (page.parent / target).exists(), target

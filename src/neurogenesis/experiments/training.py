@@ -108,27 +108,36 @@ class Training:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     decay: torch.optim.lr_scheduler.LRScheduler | None
-    grower: ng.Grower
+    grower: ng.Grower | None  # none for networks that do not grow: they are trained as anybody would
+    widths: dict[str, int]
+    parameters: int
     step: int  # gradient steps done
     epoch: dict[str, float]  # sums over the present epoch
+
+    def measure(self) -> None:
+        """Note the sizes of the network, which may have grown."""
+        self.widths = self.widths if self.grower is None else self.grower.widths
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
 
     def state(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "decay": None if self.decay is None else self.decay.state_dict(),
-            "grower": self.grower.state_dict(),
+            "grower": None if self.grower is None else self.grower.state_dict(),
             "step": self.step,
             "epoch": dict(self.epoch),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self.grower.load_state_dict(state["grower"])  # first: it grows the model to its size
+        if self.grower is not None:
+            self.grower.load_state_dict(state["grower"])  # first: it grows the model to its size
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self.decay is not None:
             self.decay.load_state_dict(state["decay"])
         self.step, self.epoch = state["step"], dict(state["epoch"])
+        self.measure()
 
 
 def beginning(settings: Settings, data: datasets.Data, device: torch.device, steps: int) -> Training:
@@ -138,18 +147,24 @@ def beginning(settings: Settings, data: datasets.Data, device: torch.device, ste
     decay = None
     if settings.decay == "cosine":
         decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    grower = ng.Grower(
-        model,
-        optimizer,
-        strategy_of(settings, steps),
-        example=data.train[0][:2].to(device),
-        max_width=widths_of(settings, settings.sizes["big"]),
-        every=settings.every,
-        tie=TIES.get(getattr(settings, "network", ""), ()),
-        buffer=settings.buffer,
-        seed=settings.seed,
-    )
-    return Training(model, optimizer, decay, grower, 0, dict.fromkeys(("loss", *SECONDS), 0.0))
+    grower = None
+    if not settings.static:
+        grower = ng.Grower(
+            model,
+            optimizer,
+            strategy_of(settings, steps),
+            example=data.train[0][:2].to(device),
+            max_width=widths_of(settings, settings.sizes["big"]),
+            every=settings.every,
+            tie=TIES.get(getattr(settings, "network", ""), ()),
+            buffer=settings.buffer,
+            seed=settings.seed,
+        )
+    size = settings.sizes[settings.strategy if settings.static else "small"]
+    sums = dict.fromkeys(("loss", *SECONDS), 0.0)
+    training = Training(model, optimizer, decay, grower, widths_of(settings, size), 0, 0, sums)
+    training.measure()
+    return training
 
 
 def order(samples: int, seed: int, epoch: int) -> Tensor:
@@ -168,16 +183,22 @@ def gradient_step(training: Training, x: Tensor, y: Tensor) -> dict[str, Any]:
         training.decay.step()
     value = loss.item()  # waits for the device, so that the times are true
     looking = time.perf_counter()
-    events = training.grower.step(lambda: nn.functional.cross_entropy(training.model(x), y))
+    events: list[ng.Event] = []
+    seen = []
+    if training.grower is not None:
+        events = training.grower.step(lambda: nn.functional.cross_entropy(training.model(x), y))
+        latest, now = training.grower.history.latest, training.grower.steps
+        seen = [each for each in latest.values() if each.step == now]
+    if events:
+        training.measure()
     done = time.perf_counter()
     training.step += 1
     grown = sum(event.seconds for event in events)
-    seen = [each for each in training.grower.history.latest.values() if each.step == training.grower.steps]
     line = {
         "step": training.step,
         "loss": round_to(value),
-        "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
-        "widths": training.grower.widths,
+        "parameters": training.parameters,
+        "widths": training.widths,
         "metric": {each.width: round_to(each.metric) for each in seen if each.metric is not None},
         "threshold": {each.width: round_to(each.threshold) for each in seen if each.threshold is not None},
         "seconds": round(done - started, 6),
@@ -212,7 +233,7 @@ def train(
     batches = math.ceil(len(x) / settings.batch)
     steps = batches * settings.epochs
     training = beginning(settings, data, device, steps)
-    initial = training.grower.widths
+    initial = training.widths
     saved = records.load(device)
     if saved is not None:
         training.load(saved)
@@ -240,8 +261,8 @@ def train(
                 "step": training.step,
                 "loss": round_to(training.epoch["loss"] / len(x)),
                 "accuracy": accuracy,
-                "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
-                "widths": training.grower.widths,
+                "parameters": training.parameters,
+                "widths": training.widths,
                 "train_seconds": round(training.epoch["seconds"], 6),
                 "trigger_seconds": round(training.epoch["trigger_seconds"], 6),
                 "initialization_seconds": round(training.epoch["initialization_seconds"], 6),

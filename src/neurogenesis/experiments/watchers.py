@@ -68,16 +68,21 @@ class Bar(Silent):
 
     def started(self, settings: Settings, steps: int, done: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}  widths {task.fields[widths]}"),
-            TimeRemainingColumn(compact=True),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+            # Last, as it may be long: this is what gives way where the terminal is narrow.
+            TextColumn("{task.fields[widths]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            expand=True,
         )
-        name = f"{settings.name} {settings.strategy}"
-        self._task = self._bar.add_task(name, total=steps, completed=done, loss="-", accuracy="-", widths="-")
+        self._task = self._bar.add_task(
+            settings.strategy, total=steps, completed=done, loss="-", accuracy="-", widths="-"
+        )
         self._last = 0.0
         self._bar.start()
 
