@@ -43,7 +43,7 @@ def measure(settings: Settings, rounds: int, directory: Path) -> dict[str, float
     samples = min(samples, 16 * settings.batch)
     x, y = torch.rand(samples, *shape), torch.randint(classes, (samples,))
     data, device = Data((x, y), (x, y), classes), torch.device("cpu")
-    ours, bare = (beginning(settings, data, device, rounds) for _ in range(2))
+    ours, bare = (beginning(settings, data, device) for _ in range(2))
     records, watcher = Records(directory), Bar()
     watcher.started(settings, rounds, 0)
 
@@ -73,7 +73,11 @@ def measure(settings: Settings, rounds: int, directory: Path) -> dict[str, float
     saving = (time.perf_counter() - started) / steps_of_epoch
     watcher.close()
     loop, plain = (statistics.median(each) for each in times.values())
-    return {"steps": loop / plain, "with checkpoints": (loop + saving) / plain, "milliseconds of a bare step": 1e3 * plain}
+    return {
+        "steps": loop / plain,
+        "with checkpoints": (loop + saving) / plain,
+        "milliseconds of a bare step": 1e3 * plain,
+    }
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -183,6 +183,20 @@ def test_a_truncated_data_file_is_named_with_its_checksum(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "train-images-idx3-ubyte.gz" in done.stderr and "f68b3c2dcbeaaa9fbdd348bbdeb94873" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("run", "mnist"), ("sweep", "mnist-lr")])
+def test_without_data_and_network_one_message_says_which_files_go_where(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = replace(SOURCES["mnist"], mirrors=("http://127.0.0.1:9/",))
+    monkeypatch.setitem(SOURCES, "mnist", nowhere)
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--data", "data"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("mnist is not in data/mnist") == 1
+    assert all(file.name in said for file in nowhere.files)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

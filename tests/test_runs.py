@@ -325,6 +325,14 @@ def test_mnist_is_learned_in_an_epoch(tmp_path: Path) -> None:
 
 
 @needs("cifar10")
+def test_a_strategy_that_is_not_for_the_network_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    made: Any = PRESETS["vgg11-cifar10-small"]
+    with pytest.raises(Mistake, match="--strategy north-pre: conv1: no fan-in is known"):
+        run(made(strategy="north-pre", images=64), tmp_path / "run", root=ROOT)
+    assert not (tmp_path / "run").exists()
+
+
+@needs("cifar10")
 @pytest.mark.parametrize("preset", ["vgg11-cifar10-small", "wrn28-cifar10-small"])
 @pytest.mark.filterwarnings("ignore:widths with more neurons than samples")
 def test_convolutional_networks_grow_on_cifar_and_can_be_cut_off(preset: str, tmp_path: Path) -> None:

@@ -184,15 +184,20 @@ def sweep(
         Show no progress.
     """
     from .experiments import sweep as sweeps
+    from .experiments.data import prepare
     from .experiments.studies import chosen
+    from .experiments.training import device_of
 
     found, runs = chosen(study, seeds, epochs, only)
     out = out or Path("runs") / study
     workers = max(1, sweeps.cores() // threads) if workers is None else workers
+    sweeps.check(workers, threads)
     if dry_run:
-        sweeps.check(workers, threads)
         print(sweeps.plan(runs, out, workers, threads, device))
         return 0
+    device_of(device)  # once, and before the first run, instead of in each
+    for name in {settings.data for settings in runs}:
+        prepare(name, data)
     with sweeps.shown(quiet) as tell:
         try:
             sweeps.claim(out, study, found.title, runs)

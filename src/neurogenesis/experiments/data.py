@@ -125,6 +125,12 @@ def load(name: str, root: Path | None = None) -> Data:
     return SOURCES[name].read(_directory(name, _cache() if root is None else root))
 
 
+def prepare(name: str, root: Path | None = None) -> None:
+    """Have the files of a data set there, verified, for `load` to read."""
+    if name in SOURCES:
+        _directory(name, _cache() if root is None else root)
+
+
 def names() -> list[str]:
     """The data sets that can be loaded.
 

@@ -302,7 +302,7 @@ def _seconds(settings: Settings, timed: dict[str, float], threads: int, device: 
     if key not in timed:
         torch.set_num_threads(threads)
         x, y = torch.rand(settings.batch, *shape), torch.randint(classes, (settings.batch,))
-        training = beginning(settings, Data((x, y), (x, y), classes), torch.device(device), steps)
+        training = beginning(settings, Data((x, y), (x, y), classes), torch.device(device))
         x, y = x.to(device), y.to(device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what happens to networks on noise

@@ -140,8 +140,9 @@ class Training:
         self.measure()
 
 
-def beginning(settings: Settings, data: datasets.Data, device: torch.device, steps: int) -> Training:
+def beginning(settings: Settings, data: datasets.Data, device: torch.device) -> Training:
     """Everything as it is before the first gradient step."""
+    steps = settings.epochs * math.ceil(len(data.train[0]) / settings.batch)
     model = network_of(settings, data).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     decay = None
@@ -149,17 +150,20 @@ def beginning(settings: Settings, data: datasets.Data, device: torch.device, ste
         decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     grower = None
     if not settings.static:
-        grower = ng.Grower(
-            model,
-            optimizer,
-            strategy_of(settings, steps),
-            example=data.train[0][:2].to(device),
-            max_width=widths_of(settings, settings.sizes["big"]),
-            every=settings.every,
-            tie=TIES.get(getattr(settings, "network", ""), ()),
-            buffer=settings.buffer,
-            seed=settings.seed,
-        )
+        try:
+            grower = ng.Grower(
+                model,
+                optimizer,
+                strategy_of(settings, steps),
+                example=data.train[0][:2].to(device),
+                max_width=widths_of(settings, settings.sizes["big"]),
+                every=settings.every,
+                tie=TIES.get(getattr(settings, "network", ""), ()),
+                buffer=settings.buffer,
+                seed=settings.seed,
+            )
+        except ValueError as error:  # a strategy that is not for this network
+            raise Mistake(f"--strategy {settings.strategy}: {error}") from error
     size = settings.sizes[settings.strategy if settings.static else "small"]
     sums = dict.fromkeys(("loss", *SECONDS), 0.0)
     training = Training(model, optimizer, decay, grower, widths_of(settings, size), 0, 0, sums)
@@ -225,14 +229,18 @@ def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 1000
 
 
 def train(
-    settings: Settings, data: datasets.Data, device: torch.device, records: Records, watcher: Watcher
+    settings: Settings,
+    training: Training,
+    data: datasets.Data,
+    device: torch.device,
+    records: Records,
+    watcher: Watcher,
 ) -> dict[str, Any]:
     """Train from the beginning, or from where the records end; the result."""
     x, y = (part.to(device) for part in data.train)
     test = data.test[0].to(device), data.test[1].to(device)
     batches = math.ceil(len(x) / settings.batch)
     steps = batches * settings.epochs
-    training = beginning(settings, data, device, steps)
     initial = training.widths
     saved = records.load(device)
     if saved is not None:
@@ -334,20 +342,22 @@ def run(
     Returns:
         The result, as in `result.json`.
     """
-    watcher = watcher or Silent()
     place = device_of(device)
-    strategy_of(settings, 1)  # says what is wrong before anything is written
+    strategy_of(settings, 1)  # says what is wrong before anything is read
+    if threads is not None or isinstance(settings, Dense):
+        torch.set_num_threads(threads or 1)
     records = Records(out)
-    with records.opened(settings.record()):
-        result: dict[str, Any] | None = read_json(out / "result.json")
-        if result is not None:
+    if (out / "result.json").exists():
+        with records.opened(settings.record()):
+            result: dict[str, Any] = read_json(out / "result.json")
             return result
-        data = data_of(settings, root)
-        if threads is not None or isinstance(settings, Dense):
-            torch.set_num_threads(threads or 1)
+    data = data_of(settings, root)
+    training = beginning(settings, data, place)  # and this, before anything is written
+    with records.opened(settings.record()):
         records.start(environment(place))
+        watcher = watcher or Silent()
         try:
-            result = train(settings, data, place, records, watcher)
+            result = train(settings, training, data, place, records, watcher)
         except (KeyboardInterrupt, Interrupted):
             raise
         except Exception:
