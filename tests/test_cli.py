@@ -26,6 +26,12 @@ def test_widths_of_a_model_are_printed(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.splitlines()[2].split() == ["0", "8", "0", "2", "yes"]
 
 
+@pytest.mark.parametrize("model", ["torchvision.models:resnet18", "timm.models.resnet:resnet18"])
+def test_models_of_other_packages_are_found(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["widths", model, "--input", "1,3,64,64"]) == 0
+    assert "layer4.1.conv1" in capsys.readouterr().out
+
+
 def test_arguments_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["widths", "torch.nn:Linear", "6", "5", "--input", "2,6"]) == 0
     assert "no: a size of the model's output" in capsys.readouterr().out

@@ -111,7 +111,7 @@ def test_settings_reach_trigger_and_initialization() -> None:
     assert found.initialization == ng.initializations.Select(metric="orthogonality", least=True)
     assert strategy_of(tiny(strategy="gradmax", scale=1.0), 10).trigger == ng.triggers.Gradient(scale=1.0)
     scheduled = strategy_of(tiny(strategy="nest", schedule="batched"), 10)
-    assert scheduled.trigger == ng.triggers.Batched(10, {"hidden1": 16, "hidden2": 16})
+    assert scheduled.trigger == ng.triggers.Batched(10, {"hidden1": 32, "hidden2": 32})
     assert scheduled.initialization == ng.initializations.NeST()
 
 
@@ -155,7 +155,7 @@ def test_the_loss_recorded_is_that_of_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize("schedule", ["linear", "batched"])
 def test_schedules_end_at_the_medium_size(schedule: Any, tmp_path: Path) -> None:
     result = run(tiny(strategy="north-random", schedule=schedule, epochs=4), tmp_path)
-    assert set(result["widths"].values()) == {16}
+    assert set(result["widths"].values()) == {32}
     grown = [line["step"] for line in lines(tmp_path / "steps.jsonl") if line["initialization_seconds"]]
     assert max(grown) <= 18  # of 24: the first three quarters
 

@@ -129,12 +129,12 @@ class Digits(Dense):
     data = "digits"
     epochs: int = 24
     batch: int = 64
-    learning_rate: float = 1e-2
-    every: int = 22
-    buffer: int = 512
-    initial: int = 2
-    medium: int = 16
-    maximum: int = 30
+    learning_rate: float = 3e-3
+    every: int = 5
+    buffer: int = 1024
+    initial: int = 4
+    medium: int = 32
+    maximum: int = 64
 
 
 @dataclass(frozen=True, kw_only=True)
