@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from neurogenesis.cli import main
+from neurogenesis.cli import _value, main
 from neurogenesis.experiments.data import SOURCES
 from neurogenesis.experiments.presets import PRESETS
 from tests.runs import assert_same_run, command, lines
@@ -33,8 +33,13 @@ def test_models_of_other_packages_are_found(model: str, capsys: pytest.CaptureFi
 
 
 def test_arguments_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["widths", "torch.nn:Linear", "6", "5", "--input", "2,6"]) == 0
+    assert main(["widths", "torch.nn:Linear", "6", "5", "False", "--input", "2,6"]) == 0
     assert "no: a size of the model's output" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("text", "value"), [("3", 3), ("0.5", 0.5), ("False", False), ("[1, 2]", [1, 2]), ("a", "a")])
+def test_arguments_are_python_values(text: str, value: object) -> None:
+    assert _value(text) == value
 
 
 @pytest.mark.parametrize(
@@ -113,6 +118,10 @@ def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.Cap
         (["run", "digits", "--schedule", "liner"], 'Did you mean "linear"?'),
         (["run", "digits", "--epochs", "many"], "--epochs"),
         (["run", "digits", "--device", "gpu"], "--device gpu"),
+        (["run", "digits", "--device", "meta"], "--device meta"),
+        (["run", "digits", "--threads", "0"], "--threads: expected a positive number"),
+        (["sweep", "digits", "--threads", "0"], "--workers and --threads: expected positive numbers"),
+        (["run", "wrn28-cifar10", "--initial", "0.001", "--strategy", "small"], "a layer would have no channel"),
         (["run", "digits", "--resume", "--out", "nowhere"], "there is no run in nowhere"),
         (["sweep", "mnist-dynamik"], "Did you mean 'mnist-dynamic'?"),
         (["sweep", "digits", "--wokers", "1"], "Did you mean --workers?"),
@@ -163,6 +172,30 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert command(*words).returncode == 0
     assert command(*words[:3], tmp_path / "whole", *words[4:]).returncode == 0
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("words", [("run", "digits"), ("sweep", "digits")])
+def test_ctrl_c_is_heard_while_torch_is_imported(words: tuple[str, ...], tmp_path: Path) -> None:
+    code = (  # Ctrl-C arrives in the middle of the import of torch
+        "import os, signal, sys\n"
+        "class Press:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch.nn': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Press())\n"
+        "from neurogenesis.cli import main\n"
+        f"sys.exit(main([*{words!r}, '--out', {str(tmp_path / 'run')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "neurogenesis: interrupted; the same command goes on from what is saved\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> None:
+    call = f"{sys.executable} -m neurogenesis run digits --epochs 3 --out {tmp_path} | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {call}"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "result.json").exists() and not (tmp_path / "failure.txt").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
@@ -220,8 +253,9 @@ def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
     code = pty.spawn([sys.executable, "-m", "neurogenesis", *words], read, lambda _: b"")
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     assert os.waitstatus_to_exitcode(code) == 0
-    for word in ("176/176 00:00 loss 0.", "accuracy ", " 9-30"):
-        assert word in text
+    last = lines(tmp_path / "epochs.jsonl")[-1]
+    ended = f"accuracy {last['accuracy']:.2%} " + "-".join(map(str, last["widths"].values()))
+    assert re.search(r"176/176 00:00 loss \d\.\d+ +" + re.escape(ended), text)
 
 
 def test_tensorboard_gets_the_scalars_of_the_records(tmp_path: Path) -> None:

@@ -397,9 +397,16 @@ def test_files_need_no_directory_of_their_own(tiny_mnist: Server, tmp_path: Path
 
 
 def test_files_of_another_data_set_are_not_taken(tiny_mnist: Server, tmp_path: Path) -> None:
-    write(tmp_path, {**FILES, "t10k-labels-idx1-ubyte.gz": gzip.compress(b"others")})
+    write(tmp_path, dict.fromkeys(FILES, gzip.compress(b"others")))
     assert is_tiny_mnist(load("mnist", tmp_path))
     assert len(tiny_mnist.asked) == 4
+
+
+def test_a_damaged_file_among_others_is_named(tiny_mnist: Server, tmp_path: Path) -> None:
+    write(tmp_path, {**FILES, "t10k-labels-idx1-ubyte.gz": b"damaged"})
+    with pytest.raises(DataError, match=rf"{tmp_path / 't10k-labels-idx1-ubyte.gz'} is damaged"):
+        load("mnist", tmp_path)
+    assert tiny_mnist.asked == []
 
 
 def test_files_may_have_been_compressed_anew(tiny_mnist: Server, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import neurogenesis as ng
 from neurogenesis.experiments.errors import Mistake
 from neurogenesis.experiments.presets import PRESETS, Convolutional, Dense, settings_from
 from neurogenesis.experiments.studies import STUDIES
-from neurogenesis.experiments.training import Interrupted, data_of, network_of, run, strategy_of, widths_of
+from neurogenesis.experiments.training import Interrupted, data_of, network_of, order, run, strategy_of, widths_of
 from neurogenesis.experiments.watchers import Silent
 from tests.real_data import ROOT, needs
 from tests.runs import assert_same_run, lines, records, tiny
@@ -54,6 +54,8 @@ def test_generated_data_is_trained_on_longer_the_more_features_and_layers(featur
     made: Any = PRESETS["generated"]
     assert made(features=features, hidden=hidden).epochs == (20 + 4 * features) * hidden
     assert made(features=features, hidden=hidden, epochs=3).epochs == 3
+    labels = {made(features=features, hidden=hidden, epochs=epochs).label for epochs in (None, 3, 84)}
+    assert len(labels) == (2 if made(features=features, hidden=hidden).epochs == 84 else 3)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -97,6 +99,10 @@ def test_static_networks_have_the_size_of_their_name(name: str, size: str) -> No
         ({"learning_rate": -1.0}, "--learning-rate: expected a positive number"),
         ({"holdout": 1.0}, "--holdout"),
         ({"initial": 40}, "--initial, --medium and --maximum"),
+        ({"hidden": 0}, "--hidden: expected a positive number"),
+        ({"gamma": float("inf")}, "--gamma: expected a positive number"),
+        ({"scale": float("nan"), "strategy": "gradmax"}, "--scale: expected a positive number"),
+        ({"holdout": 1e-5}, "cannot hold out .* that is 0 of them"),
     ],
 )
 def test_bad_settings_are_named_and_nothing_is_written(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -145,8 +151,6 @@ def test_the_loss_recorded_is_that_of_training(tmp_path: Path) -> None:
     run(settings, tmp_path)
     data = data_of(settings, None)
     model = network_of(settings, data)
-    from neurogenesis.experiments.training import order
-
     batch = order(len(data.train[0]), settings.seed, 1)[: settings.batch]
     first = torch.nn.functional.cross_entropy(model(data.train[0][batch]), data.train[1][batch])
     assert lines(tmp_path / "steps.jsonl")[0]["loss"] == pytest.approx(first.item(), rel=1e-6)
@@ -226,6 +230,26 @@ def test_an_interrupted_run_is_saved_and_goes_on_to_the_same_end(step: int, numb
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("how", ["missing", "short"])
+@pytest.mark.parametrize("name", ["steps.jsonl", "epochs.jsonl"])
+def test_records_that_have_lost_lines_are_not_gone_on_with(name: str, how: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the roof"):
+        run(tiny(), tmp_path, watcher=Stop(9, fail))
+    if how == "missing":
+        (tmp_path / name).unlink()
+    else:
+        os.truncate(tmp_path / name, 10)
+    with pytest.raises(Mistake, match=rf"{name} is shorter than it was .* delete {tmp_path} and run again"):
+        run(tiny(), tmp_path)
+
+
+@pytest.mark.parametrize("left", ["settings.json.part", "failure.txt", "log.txt", "lock"])
+def test_a_directory_that_was_never_claimed_can_be_claimed(left: str, tmp_path: Path) -> None:
+    (tmp_path / left).write_text("")
+    run(tiny(), tmp_path)
+    assert not (tmp_path / "failure.txt").exists()
+
+
 @pytest.mark.parametrize("torn", ["lines", "checkpoint"])
 def test_what_a_kill_leaves_half_written_is_done_again(torn: str, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "whole")
@@ -253,6 +277,28 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path
         run(tiny(seed=seed), tmp_path / name)
     assert_same_run(tmp_path / "a", tmp_path / "b")
     assert records(tmp_path / "a")["steps.jsonl"] != records(tmp_path / "c")["steps.jsonl"]
+
+
+def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
+    orders = [tuple(order(100, seed, epoch).tolist()) for seed in (-1, 0, 1, 2, 2**70) for epoch in (1, 2, 3)]
+    assert len(set(orders)) == len(orders)
+    assert all(sorted(each) == list(range(100)) for each in orders)
+    assert tuple(order(100, 1, 2).tolist()) in orders
+
+
+def test_another_place_is_noted_when_a_run_goes_on_there(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the roof"):
+        run(tiny(), tmp_path, threads=2, watcher=Stop(9, fail))
+    with pytest.warns(UserWarning, match="threads 2 before, 1 now"):
+        run(tiny(), tmp_path, threads=1)
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["threads"] == 1 and environment["earlier"][0]["threads"] == 2
+
+
+def test_torch_keeps_its_threads(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    run(tiny(), tmp_path, threads=before + 1)
+    assert torch.get_num_threads() == before
 
 
 def test_the_checkpoint_holds_the_network_that_was_tested(tmp_path: Path) -> None:
@@ -299,11 +345,13 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         run(tiny(), tmp_path / "file" / "run")
 
 
-@pytest.mark.parametrize("name", ["settings.json", "checkpoint.pt"])
-def test_a_spoilt_run_is_named(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"), [("settings.json", b"{spoilt"), ("settings.json", b"[]"), ("checkpoint.pt", b"{spoilt")]
+)
+def test_a_spoilt_run_is_named(name: str, content: bytes, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the roof"):
         run(tiny(), tmp_path, watcher=Stop(9, fail))
-    (tmp_path / name).write_bytes(b"{spoilt")
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(Mistake, match=rf"{tmp_path / name}.*delete {tmp_path} and run again"):
         run(tiny(), tmp_path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from neurogenesis.experiments import sweep as sweeps
 from neurogenesis.experiments.errors import Mistake
 from neurogenesis.experiments.studies import STUDIES, Study, chosen
 from neurogenesis.experiments.sweep import claim, estimate, plan, sweep
+from neurogenesis.experiments.training import run
 from tests.runs import assert_same_run, command, lines, tiny
 
 STUDY = ("sweep", "digits", "--seeds", "1", "--epochs", "30", "--only", "north-[rwi]*")
@@ -87,16 +89,17 @@ def test_a_study_says_what_it_consists_of(undisturbed: Path) -> None:
 
 def test_failed_runs_do_not_stop_the_others_and_are_listed(tmp_path: Path) -> None:
     words = ("sweep", "digits", "--seeds", "1", "--epochs", "1", "--only", "north-[rw]*", "--out", tmp_path, "--quiet")
-    spoilt, fine = "north-random-epochs-1-seed1", "north-weight-epochs-1-seed1"
-    (tmp_path / spoilt).mkdir()
-    (tmp_path / spoilt / "settings.json").write_text("{}")
+    spoilt, fine = tmp_path / "north-random-epochs-1-seed1", tmp_path / "north-weight-epochs-1-seed1"
+    other = tiny(epochs=1, strategy="small")
+    run(other, spoilt)  # finished, and not what the study means by that name
     done = command(*words)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[0] == "1 of 2 runs failed:"
-    assert spoilt in done.stderr and "another configuration" in done.stderr
-    assert (tmp_path / fine / "result.json").exists()
-    (tmp_path / spoilt / "settings.json").unlink()
-    (tmp_path / spoilt / "failure.txt").unlink()
+    first, second = done.stderr.splitlines()
+    assert first == "1 of 2 runs failed:"
+    assert second.startswith(f"  {spoilt}: {spoilt} holds a run of another configuration (strategy small there, ")
+    assert (fine / "result.json").exists()
+    assert json.loads((spoilt / "settings.json").read_text()) == other.record()
+    shutil.rmtree(spoilt)
     assert command(*words).returncode == 0
 
 
@@ -121,6 +124,27 @@ def test_a_run_killed_by_the_system_is_a_failure_too(tmp_path: Path) -> None:
     assert "killed by SIGKILL" in (tmp_path / runs[0].label / "failure.txt").read_text()
 
 
+def test_a_run_killed_before_it_has_begun_can_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tiny(strategy="small")
+    (tmp_path / settings.label).mkdir()
+    assert sweeps._why(tmp_path / settings.label, -signal.SIGKILL) == "killed by SIGKILL"
+    assert sweep([settings], tmp_path, workers=1).failed == {}
+    assert not (tmp_path / settings.label / "failure.txt").exists()
+
+
+def test_a_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
+    settings = tiny(strategy="small")
+    (tmp_path / settings.label).mkdir()
+    with FileLock(tmp_path / settings.label / "lock"):
+        progress = sweep([settings], tmp_path, workers=1)
+    assert "is being written by another process" in progress.failed[settings.label]
+    assert not (tmp_path / settings.label / "failure.txt").exists()
+
+
+def test_seeds_given_twice_are_run_once() -> None:
+    assert len(chosen("digits", seeds=[1, 2, 1])[1]) == 2 * len(chosen("digits", seeds=[1])[1])
+
+
 def _writes(pid: int, run: Path) -> bool:
     try:
         return any(os.readlink(f"/proc/{pid}/fd/{fd}").startswith(str(run)) for fd in os.listdir(f"/proc/{pid}/fd"))
@@ -135,10 +159,24 @@ def test_more_threads_than_cores_are_refused(workers: int, threads: int, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def tiny_called_the_same() -> Any:
+    """Other settings under a label that is taken, as after a change of the preset's defaults."""
+
+    class Changed:
+        label = tiny().label
+
+        def record(self) -> dict[str, Any]:
+            return {**tiny().record(), "learning_rate": 1.0}
+
+    return Changed()
+
+
 def test_another_study_is_not_written_over(tmp_path: Path) -> None:
     claim(tmp_path, "digits", "", [tiny()])
     claim(tmp_path, "digits", "", [tiny(seed=2)])
     assert len(json.loads((tmp_path / "study.json").read_text())["runs"]) == 2
+    with pytest.raises(Mistake, match="with other settings"):
+        claim(tmp_path, "digits", "", [tiny_called_the_same()])
     with pytest.raises(Mistake, match="holds the study digits"):
         claim(tmp_path, "mnist-lr", "", [tiny()])
 

@@ -5,10 +5,15 @@ Torch and everything that takes long to import is imported when a command needs 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,6 +33,7 @@ app = App(
     name="neurogenesis",
     help="Grow neural networks while they train.",
     version=lambda: f"neurogenesis {version('torch-neurogenesis')}",
+    suppress_keyboard_interrupt=False,
 )
 run_app = App(name="run", help="Train a network of a preset, grown or not, and record it.")
 app.command(run_app)
@@ -41,17 +47,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the arguments are those of the command line by default."""
     from .experiments.errors import Mistake
 
-    try:
-        result = app(arguments, exit_on_error=False, result_action="return_value")
-    except CycloptsError:
-        return 2  # said already
-    except Mistake as error:
-        print(f"neurogenesis: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("neurogenesis: interrupted", file=sys.stderr)
-        return 130
+    def warn(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"neurogenesis: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = warn  # without the line of our source that it came from
+        try:
+            result = app(arguments, exit_on_error=False, result_action="return_value")
+        except CycloptsError:
+            return 2  # said already
+        except Mistake as error:
+            print(f"neurogenesis: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            print("neurogenesis: interrupted; the same command goes on from what is saved", file=sys.stderr)
+            return 130
     return result if isinstance(result, int) else 0
+
+
+@contextmanager
+def _imports() -> Iterator[None]:
+    """Let Ctrl-C wait until imports are done: some of them swallow it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 # --- run ---------------------------------------------------------------------------------------------------
@@ -110,9 +137,10 @@ def _run(
     tensorboard: bool,
     quiet: bool,
 ) -> int:
-    from .experiments.errors import Mistake
-    from .experiments.training import Interrupted, run
-    from .experiments.watchers import Bar, Lines, Several, Silent, TensorBoard, Watcher
+    with _imports():
+        from .experiments.errors import Mistake
+        from .experiments.training import Interrupted, run
+        from .experiments.watchers import Bar, Lines, Several, Silent, TensorBoard, Watcher
 
     out = out or Path("runs") / f"{settings.name}-{settings.label}"
     if resume and not (out / "settings.json").exists():
@@ -161,7 +189,7 @@ def sweep(
     study:
         generated, mnist-dynamic, mnist-preset, mnist-gamma, mnist-batchsize, mnist-lr, vgg11-cifar10,
         vgg11-cifar100, wrn28-cifar10, trigger-cost: the paper's figures and tables. The last four have forms for two
-        cores, such as vgg11-cifar10-small. digits: all strategies in a minute.
+        cores, such as vgg11-cifar10-small. digits: all strategies in two minutes.
     out:
         The directory of the runs' directories; by default runs/ and the study's name.
     seeds:
@@ -183,14 +211,15 @@ def sweep(
     quiet:
         Show no progress.
     """
-    from .experiments import sweep as sweeps
-    from .experiments.data import prepare
-    from .experiments.studies import chosen
-    from .experiments.training import device_of
+    with _imports():
+        from .experiments import sweep as sweeps
+        from .experiments.data import prepare
+        from .experiments.studies import chosen
+        from .experiments.training import device_of
 
     found, runs = chosen(study, seeds, epochs, only)
     out = out or Path("runs") / study
-    workers = max(1, sweeps.cores() // threads) if workers is None else workers
+    workers = max(1, sweeps.cores() // max(1, threads)) if workers is None else workers
     sweeps.check(workers, threads)
     if dry_run:
         print(sweeps.plan(runs, out, workers, threads, device))
@@ -237,11 +266,14 @@ def report(
         html for the page; png, svg or pdf for one file per figure. Can be given several times.
     """
     try:
-        from .report import write
+        from .report import draw, read
     except ImportError as error:
         print(f"neurogenesis: {error}: pip install 'torch-neurogenesis[experiments]'", file=sys.stderr)
         return 1
-    for path in write(runs, out or runs[0], format):
+    records = read(runs)
+    for left_out in records.left_out:
+        print(f"neurogenesis: left out {left_out}", file=sys.stderr)
+    for path in draw(records, out or runs[0], format):
         print(path)
     return 0
 
@@ -304,13 +336,11 @@ def _model(place: str, values: Sequence[str]) -> nn.Module:
     return model
 
 
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 if __name__ == "__main__":

@@ -63,7 +63,9 @@ class Data:
         inputs, labels = self.train
         held = round(part * len(labels))
         if not 0 < held < len(labels):
-            raise DataError(f"cannot hold out a part of {part} of {len(labels)} training samples: 0 <= part < 1")
+            raise DataError(
+                f"cannot hold out a part of {part} of {len(labels)} training samples: that is {held} of them"
+            )
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
         test, train = order[:held], order[held:]
         return replace(self, train=(inputs[train], labels[train]), test=(inputs[test], labels[test]))
@@ -319,8 +321,12 @@ def _directory(name: str, root: Path) -> Path:
     """The directory that has all files of a data set, verified; fetched if they are missing."""
     source, own = SOURCES[name], root / name
     if _missing(source, own):
-        if not _missing(source, root) and all(_fits((root / file.name).read_bytes(), file) for file in source.files):
-            return root
+        if not _missing(source, root):
+            fitting = [_fits((root / file.name).read_bytes(), file) for file in source.files]
+            if any(fitting):  # else they are of another data set, with the same names
+                for file in source.files:
+                    _check(root / file.name, file)
+                return root
         _fetch(name, own)
     for file in source.files:
         _check(own / file.name, file)

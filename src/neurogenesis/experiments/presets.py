@@ -6,6 +6,7 @@ MNIST, the scale of the gradient trigger). Nothing here needs torch, so that the
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -54,13 +55,13 @@ class Settings:
     every: int = 1
     """Look at the network at every so many gradient steps."""
     buffer: int = 128
-    """Latest samples that activations are measured on."""
+    """Latest samples that activations are measured on, by strategies that look at them."""
     holdout: float = 0.0
     """Part of the training split to hold out; accuracy is measured there instead of on the test split."""
 
     def __post_init__(self) -> None:
         for name, number in asdict(self).items():
-            if name in _POSITIVE and number is not None and not number > 0:
+            if name in _POSITIVE and number is not None and not 0 < number < math.inf:
                 raise Mistake(f"--{name.replace('_', '-')}: expected a positive number, not {number}")
         if not 0 <= self.holdout < 1:
             raise Mistake(f"--holdout: expected a part from 0 to below 1, not {self.holdout}")
@@ -89,8 +90,8 @@ class Settings:
         usual = type(self)()
         parts = [self.strategy, *([self.schedule] if self.schedule != "dynamic" else [])]
         for name, value in asdict(self).items():
-            told = name in ("strategy", "schedule", "seed") or (name == "epochs" and self.epochs == self.usual_epochs)
-            if not told and value != getattr(usual, name):
+            default = self.usual_epochs if name == "epochs" else getattr(usual, name)
+            if name not in ("strategy", "schedule", "seed") and value != default:
                 parts.append(name.replace("_", "-") + ("" if value is True else f"-{value}"))
         return "-".join([*parts, f"seed{self.seed}"])
 
@@ -100,7 +101,10 @@ class Settings:
         return type(self)().epochs
 
 
-_POSITIVE = ("epochs", "batch", "learning_rate", "gamma", "every", "buffer", "initial", "images", "test_images")
+_POSITIVE = (
+    "epochs", "batch", "learning_rate", "gamma", "scale", "every", "buffer", "initial", "medium", "maximum", "hidden",
+    "images", "test_images",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +161,7 @@ class Generated(Dense):
     def __post_init__(self) -> None:
         if not 1 <= self.features <= 64:
             raise Mistake(f"--features: expected 1 to 64, not {self.features}")
-        if self.epochs is None:
+        if self.epochs is None and self.hidden > 0:
             object.__setattr__(self, "epochs", self.usual_epochs)
         super().__post_init__()
 
@@ -240,7 +244,7 @@ class Wrn28Cifar10(Convolutional):
 
 @dataclass(frozen=True, kw_only=True)
 class Vgg11Cifar10Small(Vgg11Cifar10):
-    """VGG-11 on some of CIFAR-10's images, narrow and for few epochs: half an hour on two cores."""
+    """VGG-11 on some of CIFAR-10's images, narrow and for few epochs: half an hour at most on two cores."""
 
     name = "vgg11-cifar10-small"
     epochs: int = 10
@@ -253,7 +257,7 @@ class Vgg11Cifar10Small(Vgg11Cifar10):
 
 @dataclass(frozen=True, kw_only=True)
 class Vgg11Cifar100Small(Vgg11Cifar10Small):
-    """VGG-11 on some of CIFAR-100's images, narrow and for few epochs: half an hour on two cores."""
+    """VGG-11 on some of CIFAR-100's images, narrow and for few epochs: half an hour at most on two cores."""
 
     name = "vgg11-cifar100-small"
     data = "cifar100"
@@ -261,7 +265,7 @@ class Vgg11Cifar100Small(Vgg11Cifar10Small):
 
 @dataclass(frozen=True, kw_only=True)
 class Wrn28Cifar10Small(Wrn28Cifar10):
-    """WRN-28 on some of CIFAR-10's images, narrow and for few epochs: half an hour on two cores."""
+    """WRN-28 on some of CIFAR-10's images, narrow and for few epochs: half an hour at most on two cores."""
 
     name = "wrn28-cifar10-small"
     epochs: int = 5

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from filelock import FileLock, Timeout
 from .errors import Mistake
 
 LINES = ("steps.jsonl", "epochs.jsonl")
+OWN = (*LINES, "settings.json", "environment.json", "checkpoint.pt", "result.json", "failure.txt", "log.txt", "lock")
 
 
 class Records:
@@ -59,7 +61,8 @@ class Records:
     def _claim(self, settings: Mapping[str, Any]) -> None:
         present = read_json(self.directory / "settings.json")
         if present is None:
-            strangers = sorted(path.name for path in self.directory.iterdir() if path.name not in ("lock", "log.txt"))
+            names = sorted(path.name for path in self.directory.iterdir())
+            strangers = [name for name in names if name.removesuffix(".part") not in OWN]
             if strangers:
                 raise Mistake(f"{self.directory} is not a run (it has {strangers[0]}): choose another --out")
             write_json(self.directory / "settings.json", settings)
@@ -83,24 +86,34 @@ class Records:
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """The checkpoint, with all lines after it cut off; None if there is none."""
         path = self.directory / "checkpoint.pt"
-        state: dict[str, Any] = {"sizes": dict.fromkeys(LINES, 0)}
+        state: dict[str, Any] | None = None
+        sizes = dict.fromkeys(LINES, 0)
         if path.exists():
             try:
                 state = torch.load(path, map_location=device, weights_only=True)
+                sizes = dict(state["sizes"])
             except Exception as error:
-                raise Mistake(
-                    f"{path} cannot be read ({type(error).__name__}): delete {self.directory} and run again"
-                ) from error
-        with writing_to(self.directory):
-            for name in LINES:
-                lines = self.directory / name
-                if lines.exists():
-                    os.truncate(lines, state["sizes"][name])
-        return state if path.exists() else None
+                raise _spoilt(path, f"cannot be read ({type(error).__name__})") from error
+        for name, size in sizes.items():
+            lines = self.directory / name
+            if size > (lines.stat().st_size if lines.exists() else 0):
+                raise _spoilt(lines, "is shorter than it was at the last checkpoint")
+            if lines.exists():
+                with writing_to(self.directory):
+                    os.truncate(lines, size)
+        return state
 
     def start(self, environment: Mapping[str, Any]) -> None:
-        """Say where it runs; an earlier failure is history."""
-        write_json(self.directory / "environment.json", environment)
+        """Say where it runs, and where it did before if that was elsewhere; an earlier failure is history."""
+        path = self.directory / "environment.json"
+        before = read_json(path) or {}
+        differ = [key for key in environment if before.get(key) != environment[key] and key != "started"]
+        if before and differ:
+            changes = ", ".join(f"{key} {before.get(key)} before, {environment[key]} now" for key in differ)
+            warnings.warn(f"{self.directory} goes on elsewhere ({changes}): results may differ", stacklevel=2)
+            environment = {**environment, "earlier": [*before.pop("earlier", []), before]}
+        if differ:
+            write_json(path, environment)
         (self.directory / "failure.txt").unlink(missing_ok=True)
 
     def fail(self, why: str) -> None:
@@ -124,14 +137,23 @@ class Records:
             return file.tell()
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> dict[str, Any] | None:
     """What a JSON file holds; None if there is none."""
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise Mistake(f"cannot read {path}: {error.strerror}") from None
     except ValueError:
-        raise Mistake(f"{path} is not valid JSON: delete {path.parent} and run again") from None
+        raise _spoilt(path, "is not valid JSON") from None
+    if not isinstance(content, dict):
+        raise _spoilt(path, "is not a record of ours")
+    return content
+
+
+def _spoilt(path: Path, why: str) -> Mistake:
+    return Mistake(f"{path} {why}: delete {path.parent} and run again")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -146,6 +168,8 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
     with writing_to(path.parent):
         try:
             write(unfinished)
+            with unfinished.open("rb") as file:
+                os.fsync(file.fileno())
             os.replace(unfinished, path)
         except BaseException:
             unfinished.unlink(missing_ok=True)

@@ -20,9 +20,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from .errors import Mistake
 from .presets import Settings, settings_from
-from .records import read_json, write_json
+from .records import read_json, write_json, writing_to
 
 
 @dataclass
@@ -51,11 +53,24 @@ def check(workers: int, threads: int) -> None:
 
 def claim(out: Path, name: str, title: str, runs: Sequence[Settings]) -> None:
     """Note in the directory what the sweep consists of, so that missing runs can be told; refuse another study's."""
-    present = read_json(out / "study.json") or {"study": name, "title": title, "runs": {}}
-    if present["study"] != name:
-        raise Mistake(f"{out} holds the study {present['study']}: choose another --out, or delete it")
-    known = {**present["runs"], **{settings.label: settings.record() for settings in runs}}
-    write_json(out / "study.json", {**present, "runs": known})
+    with writing_to(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with FileLock(out / "lock"):
+        present = read_json(out / "study.json") or {"study": name, "title": title, "runs": {}}
+        if present["study"] != name:
+            raise Mistake(f"{out} holds the study {present['study']}: choose another --out, or delete it")
+        own = {settings.label: settings.record() for settings in runs}
+        changed = [label for label, record in own.items() if present["runs"].get(label, record) != record]
+        if changed:
+            raise Mistake(f"{out} has {changed[0]} with other settings: choose another --out, or delete it")
+        write_json(out / "study.json", {**present, "runs": {**present["runs"], **own}})
+
+
+def result_of(settings: Settings, out: Path) -> dict[str, Any] | None:
+    """The result of a finished run with these very settings; of others the run itself will complain."""
+    result = read_json(out / settings.label / "result.json")
+    same = result is not None and read_json(out / settings.label / "settings.json") == settings.record()
+    return result if same else None
 
 
 def sweep(
@@ -81,7 +96,7 @@ def sweep(
     """
     check(workers, threads)
     progress = Progress(len(runs))
-    finished = [settings for settings in runs if (out / settings.label / "result.json").exists()]
+    finished = [settings for settings in runs if result_of(settings, out) is not None]
     progress.finished += [settings.label for settings in finished]
     waiting = [settings for settings in runs if settings not in finished]
     tell(progress)
@@ -92,8 +107,10 @@ def sweep(
             while waiting and len(at_work) < workers:
                 settings = waiting.pop(0)
                 arguments = (settings.record(), str(out / settings.label), root, device, threads)
+                (out / settings.label / "failure.txt").unlink(missing_ok=True)
                 process = processes.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
-                process.start()
+                with _without_ctrl_c():
+                    process.start()
                 at_work[process] = settings.label
                 progress.running.append(settings.label)
                 tell(progress)
@@ -113,17 +130,18 @@ def sweep(
 def work(record: dict[str, Any], directory: str, root: Path | None, device: str, threads: int) -> None:
     """One run in this process, with its output in a file of its directory."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the sweep as well, which then ends its runs
     from .training import Interrupted, run
 
     out = Path(directory)
     out.mkdir(parents=True, exist_ok=True)
-    log = os.open(out / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(log, stream.fileno())
+    with (out / "log.txt").open("a") as log:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log.fileno(), stream.fileno())
     try:
         run(settings_from(record), out, root=root, device=device, threads=threads)
+    except Mistake as mistake:
+        sys.exit(" ".join(str(mistake).split()))
     except Interrupted:
         sys.exit(128 + signal.SIGTERM)
 
@@ -167,17 +185,34 @@ def _ending(at_work: dict[BaseProcess, str]) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Processes that begin here never see Ctrl-C, which reaches the sweep as well; it then lets them save."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _why(directory: Path, code: int) -> str:
-    failure = directory / "failure.txt"
+    """Why a run failed, in a line; noted in its directory where it could not do so itself."""
+    failure, log = directory / "failure.txt", directory / "log.txt"
     if failure.exists():
         return failure.read_text().strip().splitlines()[-1]
-    why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    if code > 0:
+        said = log.read_text().strip().splitlines() if log.exists() else []
+        return said[-1] if said else f"ended with code {code}"
+    why = f"killed by {signal.Signals(-code).name}"
     try:
-        log = (directory / "log.txt").read_text().strip().splitlines()
-        failure.write_text("\n".join([*log, why]) + "\n")
-    except OSError as error:
+        with FileLock(directory / "lock", timeout=0):
+            failure.write_text(why + "\n")
+    except (OSError, Timeout) as error:
         return f"{why}; {error}"
-    return f"{why}: {log[-1]}" if log and code > 0 else why
+    return why
 
 
 @contextmanager
@@ -224,13 +259,13 @@ def estimate(runs: Sequence[Settings], out: Path, threads: int, device: str) -> 
     """
     known: dict[str, list[float]] = {}
     for settings in runs:
-        result = read_json(out / settings.label / "result.json")
+        result = result_of(settings, out)
         if result is not None:
             known.setdefault(_but_seed(settings), []).append(result["train_seconds"] + result["test_seconds"])
     timed: dict[str, float] = {}
     estimates = {}
     for settings in runs:
-        if (out / settings.label / "result.json").exists():
+        if result_of(settings, out) is not None:
             continue
         if times := known.get(_but_seed(settings)):
             estimates[settings.label] = min(times), max(times)

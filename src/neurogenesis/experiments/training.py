@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -46,12 +47,15 @@ def widths_of(settings: Settings, size: float) -> dict[str, int]:
         return {f"hidden{number}": int(size) for number in range(1, settings.hidden + 1)}
     assert isinstance(settings, Convolutional)
     standard = {"vgg11": VGG11, "wrn28": WRN28}[settings.network]
-    return {name: round(size * width) for name, width in standard.items()}
+    widths = {name: round(size * width) for name, width in standard.items()}
+    if min(widths.values()) < 1:
+        raise Mistake(f"--initial, --medium or --maximum {size}: a layer would have no channel")
+    return widths
 
 
 def network_of(settings: Settings, data: datasets.Data) -> nn.Module:
     """The untrained network that a run begins with."""
-    torch.manual_seed(settings.seed)
+    torch.manual_seed(derived(settings.seed, "weights"))
     size = settings.sizes[settings.strategy if settings.static else "small"]
     if isinstance(settings, Dense):
         hidden = widths_of(settings, size).values()
@@ -90,12 +94,15 @@ def strategy_of(settings: Settings, steps: int) -> ng.Strategy:
 def data_of(settings: Settings, root: Path | None) -> datasets.Data:
     """The preset's data as tensors."""
     if isinstance(settings, Generated):
-        data = datasets.generated(settings.features, settings.seed)
+        data = datasets.generated(settings.features, derived(settings.seed, "data"))
     else:
         data = datasets.load(settings.data, root)
     if isinstance(settings, Convolutional):
-        data = data.first(settings.images, settings.test_images)
-    return data.holding_out(settings.holdout, settings.seed)
+        try:
+            data = data.first(settings.images, settings.test_images)
+        except datasets.DataError as error:
+            raise Mistake(f"--images or --test-images: {error}") from None
+    return data.holding_out(settings.holdout, derived(settings.seed, "holdout"))
 
 
 # --- the loop ----------------------------------------------------------------------------------------------
@@ -160,7 +167,7 @@ def beginning(settings: Settings, data: datasets.Data, device: torch.device) -> 
                 every=settings.every,
                 tie=TIES.get(getattr(settings, "network", ""), ()),
                 buffer=settings.buffer,
-                seed=settings.seed,
+                seed=derived(settings.seed, "growth"),
             )
         except ValueError as error:  # a strategy that is not for this network
             raise Mistake(f"--strategy {settings.strategy}: {error}") from error
@@ -173,7 +180,12 @@ def beginning(settings: Settings, data: datasets.Data, device: torch.device) -> 
 
 def order(samples: int, seed: int, epoch: int) -> Tensor:
     """The order of samples in an epoch; a function of the seed and the epoch alone, so that runs can be resumed."""
-    return torch.randperm(samples, generator=torch.Generator().manual_seed((seed << 32) + epoch))
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(derived(seed, f"order {epoch}")))
+
+
+def derived(seed: int, purpose: str) -> int:
+    """A seed for one purpose; torch's generator takes no more than 32 bits of it."""
+    return zlib.crc32(f"{seed} {purpose}".encode())
 
 
 def gradient_step(training: Training, x: Tensor, y: Tensor) -> dict[str, Any]:
@@ -206,7 +218,7 @@ def gradient_step(training: Training, x: Tensor, y: Tensor) -> dict[str, Any]:
         "metric": {each.width: round_to(each.metric) for each in seen if each.metric is not None},
         "threshold": {each.width: round_to(each.threshold) for each in seen if each.threshold is not None},
         "seconds": round(done - started, 6),
-        "trigger_seconds": round(done - looking - grown, 6),
+        "trigger_seconds": round(done - looking - grown, 6) if training.grower else 0.0,
         "initialization_seconds": round(grown, 6),
     }
     for name in ("loss", *SECONDS):
@@ -343,38 +355,50 @@ def run(
         The result, as in `result.json`.
     """
     place = device_of(device)
-    strategy_of(settings, 1)  # says what is wrong before anything is read
-    if threads is not None or isinstance(settings, Dense):
-        torch.set_num_threads(threads or 1)
+    strategy_of(settings, 1)  # this and the next say what is wrong before anything is read
+    widths_of(settings, settings.sizes["small"])
+    if threads is not None and threads < 1:
+        raise Mistake(f"--threads: expected a positive number, not {threads}")
     records = Records(out)
     if (out / "result.json").exists():
         with records.opened(settings.record()):
-            result: dict[str, Any] = read_json(out / "result.json")
-            return result
-    data = data_of(settings, root)
-    training = beginning(settings, data, place)  # and this, before anything is written
-    with records.opened(settings.record()):
-        records.start(environment(place))
-        watcher = watcher or Silent()
-        try:
-            result = train(settings, training, data, place, records, watcher)
-        except (KeyboardInterrupt, Interrupted):
-            raise
-        except Exception:
-            records.fail(traceback.format_exc())
-            raise
-        finally:
-            watcher.close()
-        records.finish(result)
+            return read_json(out / "result.json") or {}
+    with threads_of_torch(1 if threads is None and isinstance(settings, Dense) else threads):
+        data = data_of(settings, root)
+        training = beginning(settings, data, place)  # and this before anything is written
+        with records.opened(settings.record()):
+            records.start(environment(place))
+            watcher = watcher or Silent()
+            try:
+                result = train(settings, training, data, place, records, watcher)
+            except (KeyboardInterrupt, Interrupted):
+                raise
+            except Exception:
+                records.fail(traceback.format_exc())
+                raise
+            finally:
+                watcher.close()
+            records.finish(result)
     return result
+
+
+@contextmanager
+def threads_of_torch(threads: int | None) -> Iterator[None]:
+    """So many threads for a while; None leaves them as they are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def device_of(name: str) -> torch.device:
     """The device of a name; refused if it is not there."""
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise Mistake(f"--device {name}: {str(error).splitlines()[0]}") from None
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = False  # which picks algorithms by their time, so not the same ones each run

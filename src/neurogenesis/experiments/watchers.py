@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from .errors import Mistake
 from .presets import Settings
+from .records import writing_to
 
 
 class Watcher(Protocol):
@@ -39,28 +41,29 @@ class Silent:
 class Lines(Silent):
     """Plain lines, one an epoch but not more than about one a second; for logs and pipes."""
 
-    def __init__(self, file: TextIO | None = None):
-        self.file = file or sys.stdout
+    def __init__(self) -> None:
         self._settings: Settings | None = None
         self._last = 0.0
 
     def started(self, settings: Settings, steps: int, done: int) -> None:
         self._settings = settings
         goes_on = f", from step {done} on" if done else ""
-        print(f"{settings.name} {settings.label}: {settings.epochs} epochs, {steps} steps{goes_on}", file=self.file)
-        print("epoch  training loss  accuracy  parameters  widths", file=self.file, flush=True)
+        self._say(f"{settings.name} {settings.label}: {settings.epochs} epochs, {steps} steps{goes_on}")
+        self._say("epoch  training loss  accuracy  parameters  widths")
 
     def finished_epoch(self, line: Mapping[str, Any]) -> None:
         assert self._settings is not None
         last = line["epoch"] == self._settings.epochs
         if last or line["epoch"] == 1 or time.monotonic() - self._last > 1:
             self._last = time.monotonic()
-            print(
-                f"{line['epoch']:5}  {line['loss']:13.4f}  {line['accuracy']:8.2%}  {line['parameters']:10}  "
-                f"{shown(line['widths'])}",
-                file=self.file,
-                flush=True,
-            )
+            numbers = f"{line['epoch']:5}  {line['loss']:13.4f}  {line['accuracy']:8.2%}  {line['parameters']:10}"
+            self._say(f"{numbers}  {shown(line['widths'])}")
+
+    def _say(self, text: str) -> None:
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # nobody listens any more: no reason to stop
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Bar(Silent):
@@ -112,21 +115,26 @@ class TensorBoard(Silent):
         self._make, self._directory = SummaryWriter, directory
 
     def started(self, settings: Settings, steps: int, done: int) -> None:
-        self._writer = self._make(str(self._directory), purge_step=done + 1)
+        with writing_to(self._directory):
+            self._writer = self._make(str(self._directory), purge_step=done + 1)
 
     def stepped(self, line: Mapping[str, Any]) -> None:
         scalars = {"loss": line["loss"], "parameters": line["parameters"]}
         for kind in ("widths", "metric", "threshold"):
             scalars |= {f"{kind}/{width}": value for width, value in line[kind].items()}
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, line["step"])
+        with writing_to(self._directory):
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, line["step"])
 
     def finished_epoch(self, line: Mapping[str, Any]) -> None:
-        self._writer.add_scalar("accuracy", line["accuracy"], line["step"])
+        with writing_to(self._directory):
+            self._writer.add_scalar("accuracy", line["accuracy"], line["step"])
+            self._writer.flush()
 
     def close(self) -> None:
         if hasattr(self, "_writer"):
-            self._writer.close()
+            with writing_to(self._directory):
+                self._writer.close()
 
 
 class Several:
