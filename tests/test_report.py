@@ -1,0 +1,635 @@
+"""The report: statistics by hand, reading whatever lies on disk, figures in all formats, and the page in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neurogenesis import report
+from neurogenesis.experiments.errors import Mistake
+from neurogenesis.report.figures import figures, save
+from neurogenesis.report.sections import Section, lost, panels, section
+from neurogenesis.report.statistics import ellipse, evenly, pareto, statistic
+from neurogenesis.report.style import Look
+from neurogenesis.report.tables import cost, summary
+from neurogenesis.report.trace import Step, trace
+from tests import fake_runs as fake
+
+Studies = Callable[[str], Path]
+FEW = ("north-select", "gradmax", "medium")
+SHORT: dict[str, Any] = {"epochs": [3]}
+
+
+def dynamic(place: Path) -> Path:
+    runs = fake.combinations(preset=["mnist"], strategy=(*FEW, "small"), seed=[1, 2], **SHORT)
+    return fake.write_study(place, "mnist-dynamic", "MNIST, growth when triggers say so", runs)
+
+
+def schedules(place: Path) -> Path:
+    grown = fake.combinations(preset=["mnist"], strategy=FEW[:2], schedule=["linear", "batched"], seed=[1], **SHORT)
+    static = fake.combinations(preset=["mnist"], strategy=["medium"], seed=[1], **SHORT)
+    return fake.write_study(place, "mnist-preset", "Fixed schedules", grown + static)
+
+
+def gamma(place: Path) -> Path:
+    metrics = ["effective_dimension", "orthogonality"]
+    grown = fake.combinations(
+        preset=["mnist"],
+        strategy=["north-select"],
+        gamma=[0.9, 0.97],
+        metric=metrics,
+        seed=[1],
+        holdout=[0.1],
+        **SHORT,
+    )
+    static = fake.combinations(preset=["mnist"], strategy=["medium"], seed=[1], holdout=[0.1], **SHORT)
+    return fake.write_study(place, "mnist-gamma", "Gamma", grown + static)
+
+
+def learning_rate(place: Path) -> Path:
+    runs = fake.combinations(
+        preset=["mnist"], strategy=["north-select", "small"], learning_rate=[0.001, 0.003], seed=[1], **SHORT
+    )
+    return fake.write_study(place, "mnist-lr", "Learning rate", runs)
+
+
+def batch(place: Path) -> Path:
+    runs = fake.combinations(preset=["mnist"], strategy=FEW[:2], batch=[32, 512], seed=[1], **SHORT)
+    return fake.write_study(place, "mnist-batchsize", "Batch size", runs)
+
+
+def generated(place: Path) -> Path:
+    runs = fake.combinations(
+        preset=["generated"], strategy=["north-select"], features=[4, 32], hidden=[1, 2], seed=[1],
+        initial=[4], maximum=[512],
+    )  # fmt: skip
+    return fake.write_study(place, "generated", "Features", [run | {"epochs": 2 * run["hidden"]} for run in runs])
+
+
+def vgg(place: Path) -> Path:
+    grown = fake.combinations(preset=["vgg11-cifar10"], strategy=["north-select"], gamma=[0.9, 0.97], seed=[1], **SHORT)
+    others = fake.combinations(preset=["vgg11-cifar10"], strategy=["north-weight", "medium"], seed=[1], **SHORT)
+    return fake.write_study(place, "vgg11-cifar10", "VGG-11 on CIFAR-10", grown + others)
+
+
+def wrn(place: Path) -> Path:
+    runs = fake.combinations(preset=["wrn28-cifar10"], strategy=FEW, seed=[1], **SHORT)
+    return fake.write_study(place, "wrn28-cifar10", "WRN-28 on CIFAR-10", runs)
+
+
+def trigger_cost(place: Path) -> Path:
+    runs = fake.combinations(preset=["vgg11-cifar10"], strategy=["north-select", "small"], seed=[1], epochs=[1])
+    return fake.write_study(place, "trigger-cost", "Seconds per mini-batch", runs)
+
+
+def one_run(place: Path) -> Path:
+    return fake.write_run(place / "digits", fake.settings("digits", epochs=6, initial=16, maximum=128))
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        one_run, dynamic, schedules, gamma, learning_rate, batch, generated, vgg, wrn, trigger_cost
+    )
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Studies:
+    """The directory of a kind of study, written once."""
+    written: dict[str, Path] = {}
+
+    def study(kind: str) -> Path:
+        if kind not in written:
+            written[kind] = KINDS[kind](tmp_path_factory.mktemp(kind))
+        return written[kind]
+
+    return study
+
+
+def sections_of(*paths: Path) -> list[Section]:
+    return [section(study, study.name) for study in report.read(paths).studies]
+
+
+def look_of(one: Section) -> Look:
+    return Look.of(c.strategy for c in one.configurations)
+
+
+def names_of(one: Section) -> list[str]:
+    return [figure.name.removeprefix(f"{one.name}-") for figure in figures(one, look_of(one))]
+
+
+# --- statistics --------------------------------------------------------------------------------------------
+
+
+def test_mean_and_sample_deviation() -> None:
+    found = statistic([2.0, 4.0, 9.0])
+    assert found is not None
+    assert (found.mean, found.n) == (5.0, 3)
+    assert found.sd == pytest.approx(((9 + 1 + 16) / 2) ** 0.5)
+
+
+def test_a_single_value_has_no_deviation() -> None:
+    found = statistic([3.0])
+    assert found is not None and found.sd is None and found.low == found.high == 3.0
+    assert statistic([]) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ellipse_is_the_contour_of_the_gaussian(seed: int) -> None:
+    points = np.random.default_rng(seed).normal(size=(6, 2)) @ np.array([[3.0, 1.0], [0.2, 0.5]]) + [100, 5]
+    contour = np.array(ellipse(points[:, 0].tolist(), points[:, 1].tolist(), corners=400)) - points.mean(0)
+    eigenvalues, axes = np.linalg.eigh(np.cov(points.T))
+    assert np.allclose(((contour @ axes) ** 2 / eigenvalues).sum(1), 1)  # one standard deviation in every direction
+    assert np.allclose(np.abs(contour @ axes).max(0), np.sqrt(eigenvalues), rtol=1e-3)
+    assert np.allclose(contour[0], contour[-1])
+
+
+def test_ellipses_that_are_none() -> None:
+    assert ellipse([1.0], [2.0]) == []
+    assert {x for x, _ in ellipse([5.0, 5.0], [1.0, 3.0])} == {5.0}
+    assert {y for _, y in ellipse([1.0, 3.0], [5.0, 5.0])} == {5.0}
+    assert set(ellipse([1.0, 1.0], [2.0, 2.0])) == {(1.0, 2.0)}
+
+
+_SMALL = st.integers(0, 6).map(float)
+
+
+@given(st.lists(st.tuples(_SMALL, _SMALL), max_size=12))
+def test_pareto_front_is_what_nothing_beats(points: list[tuple[float, float]]) -> None:
+    def beaten(point: tuple[float, float]) -> bool:
+        return any(other[0] <= point[0] and other[1] >= point[1] and other != point for other in points)
+
+    front = pareto(points)
+    assert set(front) == {index for index, point in enumerate(points) if not beaten(point)}
+    assert [points[index][0] for index in front] == sorted(points[index][0] for index in front)
+
+
+@given(st.integers(0, 2000), st.integers(2, 50))
+def test_evenly_spaced(count: int, limit: int) -> None:
+    found = evenly(count, limit)
+    assert len(found) == min(count, limit) and found == sorted(set(found))
+    if count:
+        assert found[0] == 0 and found[-1] == count - 1
+
+
+# --- steps -------------------------------------------------------------------------------------------------
+
+
+def stepped(sizes: list[int]) -> Iterator[Step]:
+    for step, size in enumerate(sizes, 1):
+        yield Step(step, {"a": size}, {"a": 0.9}, {"a": 0.8}, 0.5, 0.2, 0.1)
+
+
+def test_long_runs_are_thinned_and_keep_every_growth() -> None:
+    sizes = [4 + step // 500 for step in range(10_000)]
+    found = trace(stepped(sizes), {"a": 4}, limit=100)
+    grown = [point for point in found.points["a"] if point.before is not None]
+    assert [(point.step, point.before, point.size) for point in grown] == [
+        (500 * n + 1, 3 + n, 4 + n) for n in range(1, 20)
+    ]
+    assert len(found.points["a"]) <= 105
+    assert found.growths == 19 and found.steps == 10_000
+
+
+def test_more_growths_than_points_are_merged_without_losing_any() -> None:
+    found = trace(stepped([4 + step for step in range(1000)]), {"a": 4}, limit=50)
+    grown = [point for point in found.points["a"] if point.before is not None]
+    assert len(grown) <= 50
+    assert sum(point.growths for point in grown) == 999
+    assert [point.before for point in grown] == [4, *(point.size for point in grown[:-1])]
+    assert grown[-1].size == 1003
+
+
+def test_cost_leaves_the_first_step_out() -> None:
+    steps = [Step(1, {}, {}, {}, 9.0, 9.0, 9.0), Step(2, {}, {}, {}, 1.0, 0.1, 0.0), Step(3, {}, {}, {}, 3.0, 0.3, 0.2)]
+    found = trace(steps, {}, 10).cost
+    assert found is not None
+    assert (found.seconds.mean, found.trigger.mean, found.initialization.mean) == pytest.approx((2.0, 0.2, 0.1))
+
+
+# --- configurations ----------------------------------------------------------------------------------------
+
+
+def test_seeds_are_taken_together(tmp_path: Path) -> None:
+    for seed, (accuracy, size) in enumerate([(0.97, 100), (0.98, 120), (0.96, 110)], 1):
+        run = fake.write_run(tmp_path / f"run{seed}", fake.settings(strategy="gradmax", seed=seed, epochs=2))
+        result = json.loads((run / "result.json").read_text())
+        fake.write_json(run / "result.json", result | {"accuracy": accuracy, "parameters": size, "train_seconds": 60})
+    (one,) = sections_of(tmp_path)
+    table = summary(one)
+    row = dict(zip(table.columns, (cell.text for cell in table.rows[0]), strict=True))
+    assert (row["strategy"], row["runs"]) == ("GradMax", "3")
+    assert (row["test accuracy, %"], row["parameters"]) == ("97.00 ± 1.00", "110 ± 10")
+    assert row["training time, s"] == "60.0 ± 0.0"
+
+
+def test_a_single_run_has_no_deviation_in_the_table(studies: Studies) -> None:
+    table = summary(sections_of(studies("one_run"))[0])
+    assert not any("±" in cell.text for cell in table.rows[0])
+
+
+def test_what_follows_from_other_settings_makes_no_difference(studies: Studies) -> None:
+    (one,) = sections_of(studies("generated"))
+    assert one.keys == ["hidden", "features"]  # and not the epochs, which follow from them
+
+
+def test_growing_settings_do_not_split_static_networks(studies: Studies) -> None:
+    (one,) = sections_of(studies("gamma"))
+    assert one.accuracy == "validation accuracy"
+    assert [len(c.runs) for c in one.configurations] == [1] * 5
+    static = one.configurations[-1]
+    assert (static.name, static.values, static.label()) == ("Medium static", {}, "")
+    assert all(static in some for _, some in panels(one.finished))
+
+
+def test_the_ablation_of_select_is_a_strategy_of_its_own(tmp_path: Path) -> None:
+    runs = fake.combinations(preset=["mnist"], strategy=["north-select"], least=[False, True], seed=[1], epochs=[2])
+    (one,) = sections_of(fake.write_study(tmp_path, "study", "Study", runs))
+    assert [c.name for c in one.configurations] == ["NORTH-Select", "NORTH-Select, least"]
+
+
+def test_default_and_given_gamma_are_told_apart(tmp_path: Path) -> None:
+    runs = fake.combinations(preset=["mnist"], strategy=["north-select"], gamma=[None, 0.9], seed=[1], epochs=[2])
+    (one,) = sections_of(fake.write_study(tmp_path, "study", "Study", runs))
+    assert [c.label() for c in one.configurations] == ["gamma default", "gamma 0.9"]
+
+
+def test_cost_is_relative_to_small_static(studies: Studies) -> None:
+    table = cost(sections_of(studies("trigger_cost"))[0])
+    assert table is not None
+    rows = {row[0].text: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    ratio = float(rows["NORTH-Select"]["step, ms"].order) / float(rows["Small static"]["step, ms"].order)
+    assert rows["NORTH-Select"]["relative to Small static"].order == pytest.approx(ratio)
+    assert rows["Small static"]["relative to Small static"].text == "1.00"
+    assert rows["Small static"]["of it trigger, ms"].text == "0"
+
+
+# --- reading -----------------------------------------------------------------------------------------------
+
+
+def test_runs_are_found_at_any_depth_and_once(tmp_path: Path) -> None:
+    chosen = fake.settings(epochs=2)
+    fake.write_run(tmp_path / "a" / "b" / "c", chosen)
+    fake.write_run(tmp_path / "d", chosen | {"seed": 2})
+    found = report.read([tmp_path / "a" / "b" / "c", tmp_path, tmp_path / "a"])
+    assert sorted(run.path.name for run in found.runs) == ["c", "d"]
+    assert not found.left_out
+
+
+def test_a_run_of_a_sweep_may_be_given_before_the_sweep(studies: Studies) -> None:
+    sweep = studies("dynamic")
+    found = report.read([sweep / "gradmax-seed1", sweep])
+    assert len(found.studies) == 1 and {run.state for run in found.runs} == {"finished"}
+
+
+def test_truncated_lines_are_left_out(tmp_path: Path) -> None:
+    run = fake.write_run(tmp_path / "run", fake.settings(epochs=2), state="unfinished")
+    for name in ("steps.jsonl", "epochs.jsonl"):
+        text = (run / name).read_text()
+        (run / name).write_text(text + text.splitlines()[0][:40])
+    found = report.read([tmp_path])
+    assert found.runs[0].state == "unfinished" and found.runs[0].trace.steps == 30
+    assert sorted(left.path.name for left in found.left_out) == ["epochs.jsonl", "steps.jsonl"]
+    assert "line 31" in str(found.left_out)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("settings.json", "{"),
+        ("settings.json", "[]"),
+        ("settings.json", '{"editor.fontSize": 12}'),
+        ("settings.json", '{"preset": "mnist", "strategy": ["a"], "seed": 1}'),
+        ("result.json", '{"accuracy": NaN}'),
+        ("result.json", '{"accuracy": 0.9, "parameters": Infinity}'),
+        ("environment.json", "7"),
+        ("epochs.jsonl", '{"epoch": Infinity}\n7\nnull\n\n'),
+        ("steps.jsonl", '{"step": 1, "widths": 3}\n"\n'),
+        ("steps.jsonl", "\x00\x01"),
+        ("study.json", '{"study": 1, "runs": {"a": 3}}'),
+    ],
+)
+def test_broken_files_are_left_out_and_named(name: str, content: str, tmp_path: Path) -> None:
+    fake.write_run(tmp_path / "good", fake.settings(epochs=2))
+    broken = fake.write_run(tmp_path / "broken", fake.settings(seed=2, epochs=2))
+    (broken / name).write_text(content)
+    found = report.read([tmp_path])
+    assert broken / name in [left.path for left in found.left_out]
+    assert "good" in [run.path.name for run in found.runs]
+    figures_of = [figures(one, Look.of(["north-select"])) for one in map(partial(section, name="any"), found.studies)]
+    assert all(figures_of)
+
+
+def test_foreign_files_and_directories_are_left_out(tmp_path: Path) -> None:
+    fake.write_run(tmp_path / "runs" / "good", fake.settings(epochs=2))
+    (tmp_path / "runs" / "notes.txt").write_text("to do")
+    (tmp_path / "runs" / "report.html").write_text("an earlier report")
+    (tmp_path / "runs" / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "runs" / "data" / "deep" / "images.bin").write_bytes(b"\xff")
+    (tmp_path / "runs" / "loop").symlink_to(tmp_path / "runs")
+    headless = fake.write_run(tmp_path / "runs" / "headless", fake.settings(seed=2, epochs=2))
+    (headless / "settings.json").unlink()
+    found = report.read([tmp_path / "runs", tmp_path / "nowhere"])
+    left = {left.path.name: left.reason for left in found.left_out}
+    assert left["notes.txt"] == "no record of a run"
+    assert left["data"] == "no records of a run in it"
+    assert left["headless"] == "no settings.json"
+    assert left["nowhere"] == "does not exist"
+    assert not {"report.html", "loop", "images.bin"} & left.keys()
+    assert [run.path.name for run in found.runs] == ["good"]
+    text = report.draw(found, tmp_path / "out")[0].read_text()
+    assert all(str(one.path) in text and one.reason in text for one in found.left_out)
+
+
+def test_a_foreign_settings_file_above_runs_is_passed_by(tmp_path: Path) -> None:
+    fake.write_json(tmp_path / "settings.json", {"editor.fontSize": 12})
+    fake.write_run(tmp_path / "good", fake.settings(epochs=2))
+    assert [run.path.name for run in report.read([tmp_path]).runs] == ["good"]
+
+
+def test_runs_of_a_preset_that_nobody_knows_are_drawn(tmp_path: Path) -> None:
+    fake.write_run(tmp_path / "run", fake.settings("of-my-own", "my-strategy", epochs=2))
+    (one,) = sections_of(tmp_path)
+    assert one.title == "my-strategy on of-my-own" and "timeline" in names_of(one)
+
+
+def test_diverged_runs_are_drawn(tmp_path: Path) -> None:
+    run = fake.write_run(tmp_path / "run", fake.settings(epochs=3))
+    lines = [json.loads(line) for line in (run / "epochs.jsonl").read_text().splitlines()]
+    fake.write_lines(run / "epochs.jsonl", [line | {"loss": float("nan")} for line in lines])
+    assert len(report.write([run], tmp_path / "out", ("html", "svg"))) > 2
+
+
+def test_missing_failed_and_unfinished_runs_are_named(tmp_path: Path) -> None:
+    runs = fake.combinations(preset=["mnist"], strategy=["north-pre", "small"], seed=[1, 2, 3], epochs=[4])
+    place = fake.write_study(tmp_path, "study", "Study", runs, absent=["north-pre-seed1"])
+    for name, chosen, state in (("north-pre-seed3", runs[2], "failed"), ("small-seed2", runs[4], "unfinished")):
+        shutil.rmtree(place / name)
+        fake.write_run(place / name, chosen, state=state)
+    (place / "small-seed3" / "settings.json").write_text("{")
+    records = report.read([tmp_path])
+    (one,) = [section(study, study.name) for study in records.studies]
+    note = lost(one.configurations)
+    assert note == (
+        "4 of 6 runs missing: NORTH-Pre seed 1 missing, NORTH-Pre seed 3 failed, Small static seed 2 unfinished, "
+        "Small static seed 3 unreadable"
+    )
+    drawn = figures(one, Look.of(["north-pre", "small"]))
+    assert all(figure.note == note for figure in drawn if not figure.choices)
+    assert [row[1].text for row in summary(one).rows] == ["1 of 3", "1 of 3"]
+    assert {"NORTH-Pre, seed 3 (failed)", "Small static, seed 2 (unfinished)"} <= {
+        choice.label for figure in drawn for choice in figure.choices
+    }
+    text = report.draw(records, tmp_path / "out")[0].read_text()
+    assert note in text and "failed: RuntimeError: out of memory" in text
+
+
+def test_only_unfinished_runs_still_show_what_there_is(tmp_path: Path) -> None:
+    fake.write_run(tmp_path / "run", fake.settings(epochs=4), state="unfinished")
+    (one,) = sections_of(tmp_path)
+    assert names_of(one) == ["timeline"]
+    assert report.write([tmp_path], tmp_path / "out", ("html", "svg"))
+
+
+def test_no_runs_are_an_error_that_names_the_paths(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Mistake, match="empty") as error:
+        report.write([tmp_path / "empty", tmp_path / "nowhere"], tmp_path / "out")
+    assert "nowhere: does not exist" in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_formats_and_places_that_cannot_be_written(studies: Studies, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="'gif'"):
+        report.write([studies("one_run")], tmp_path, ("gif",))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Mistake, match="cannot write to"):
+        report.write([studies("one_run")], tmp_path / "file")
+
+
+# --- figures -----------------------------------------------------------------------------------------------
+
+SIZE, CURVES, WIDTHS, TIMELINE = "accuracy-and-time-against-size", "learning-curves", "widths", "timeline"
+RELATIVE = ["relative-widths", "relative-widths-at-the-end"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("one_run", [CURVES, WIDTHS, TIMELINE]),
+        ("dynamic", [SIZE, CURVES, WIDTHS, TIMELINE]),
+        ("schedules", ["schedules", CURVES, TIMELINE]),
+        ("gamma", [SIZE, "sensitivity-to-gamma", CURVES, WIDTHS, TIMELINE]),
+        ("learning_rate", [SIZE, "sensitivity-to-learning-rate", CURVES, WIDTHS, TIMELINE]),
+        ("batch", [SIZE, "sensitivity-to-batch", CURVES, WIDTHS, TIMELINE]),
+        ("generated", [SIZE, "widths-against-features", "sensitivity-to-features", CURVES, TIMELINE]),
+        ("vgg", [SIZE, "sensitivity-to-gamma", CURVES, *RELATIVE, TIMELINE]),
+        ("wrn", [SIZE, CURVES, *RELATIVE, TIMELINE]),
+        ("trigger_cost", [SIZE, *RELATIVE, TIMELINE]),
+    ],
+)
+def test_each_figure_in_each_format(kind: str, expected: list[str], studies: Studies, tmp_path: Path) -> None:
+    (one,) = sections_of(studies(kind))
+    drawn = figures(one, look_of(one))
+    assert [figure.name.removeprefix(f"{one.name}-") for figure in drawn] == expected
+    starts = {".png": b"\x89PNG", ".svg": b"<svg", ".pdf": b"%PDF"}
+    for figure in drawn:
+        assert not figure.choices or len(figure.choices) == len(one.runs)
+        written = save(replace(figure, choices=figure.choices[:1]), tmp_path, ("png", "svg", "pdf"))
+        assert sorted(path.suffix for path in written) == sorted(starts)
+        for path in written:
+            content = path.read_bytes()
+            assert content.startswith(starts[path.suffix]) and len(content) > 2000
+        svg = written[1].read_text()
+        assert "NaN" not in svg
+        assert figure.choices or "_legend_labels" in svg  # marks that Vega-Lite makes for clicks
+
+
+def test_a_file_for_each_figure_and_each_run(studies: Studies, tmp_path: Path) -> None:
+    written = report.write([studies("schedules"), studies("one_run")], tmp_path / "out", ("svg", "html"))
+    assert len(set(written)) == len(written) == 1 + (2 + 5) + (2 + 1)
+    assert all(path.parent == tmp_path / "out" and path.exists() for path in written)
+    assert {"report.html", "mnist-preset-schedules.svg", "digits-widths.svg", "digits-timeline-digits.svg"} <= {
+        path.name for path in written
+    }
+
+
+def test_figures_of_a_page_are_those_of_the_files(studies: Studies, page: Path) -> None:
+    content = json.loads(re.findall(r'id="figures">(.*?)</script>', page.read_text(), re.DOTALL)[0])
+    (one,) = sections_of(studies("dynamic"))
+    for figure in figures(one, look_of(one)):
+        titled = figure.titled(figure.choices[0] if figure.choices else None)
+        assert content[figure.name]["specification"].items() <= titled.items()
+
+
+# --- the page ----------------------------------------------------------------------------------------------
+
+MALICIOUS = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+
+
+def test_page_is_whole_and_loads_nothing(page: Path) -> None:
+    text = page.read_text()
+    assert not re.search(r"""(src|href)\s*=\s*["']?\s*(https?:)?//""", text)
+    assert "@import" not in text and not re.search(r"url\(\s*['\"]?http", text)
+    assert "$schema" not in text.split('id="figures">')[1].split("</script>")[0]
+    assert text.count("<script") == text.count("</script>") == 3
+
+
+def test_records_are_escaped(tmp_path: Path) -> None:
+    chosen = fake.settings(f"preset{MALICIOUS}", MALICIOUS, epochs=2, extra=MALICIOUS)
+    run = fake.write_run(tmp_path / "runs" / "run", chosen)
+    fake.write_json(run / "environment.json", {MALICIOUS: MALICIOUS})
+    fake.write_json(tmp_path / "runs" / "study.json", {"study": MALICIOUS, "title": MALICIOUS, "runs": {"run": chosen}})
+    text = report.write([tmp_path / "runs"], tmp_path / "out")[0].read_text()
+    assert "<img src=x" not in text and "<script>alert" not in text
+    assert text.count("<script") == text.count("</script>") == 3
+    for path in report.write([tmp_path / "runs"], tmp_path / "out", ("svg",)):
+        assert path.parent == tmp_path / "out"
+
+
+def test_page_of_sixty_long_runs_is_small(tmp_path: Path) -> None:
+    for index in range(60):
+        chosen = fake.settings(strategy=("north-select", "gradmax", "nest")[index % 3], seed=index, epochs=5)
+        fake.write_run(tmp_path / "runs" / str(index), chosen, steps_per_epoch=100)
+    (page,) = report.write([tmp_path / "runs"], tmp_path)
+    assert page.stat().st_size < 6e6
+
+
+@pytest.fixture(scope="module")
+def page(studies: Studies, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a study."""
+    return report.write([studies("dynamic")], tmp_path_factory.mktemp("page"))[0]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api", reason="no browser test: pip install playwright")
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no browser test: there is no chromium on the path")
+    with api.sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[[Path], Any]]:
+    """Open a page; at the end it must have loaded nothing and said nothing."""
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    said: list[str] = []
+
+    def open_page(path: Path) -> Any:
+        tab = context.new_page()
+        tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+        tab.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
+        tab.goto(path.resolve().as_uri())
+        tab.wait_for_selector("html[data-drawn]", timeout=60_000)
+        return tab
+
+    yield open_page
+    context.close()
+    assert not said
+
+
+DRAWN = """(colour) => Object.fromEntries([...document.querySelectorAll(".chart")].map((chart) => [
+    chart.dataset.figure,
+    [...chart.querySelectorAll(".role-mark path, .role-mark line")].filter((mark) => !colour ||
+        [mark.getAttribute("fill"), mark.getAttribute("stroke")].includes(colour)).length]))"""
+
+
+def test_every_figure_is_drawn(studies: Studies, opened: Callable[[Path], Any], tmp_path: Path) -> None:
+    kinds = ("one_run", "dynamic", "schedules", "gamma", "generated", "vgg")
+    (page,) = report.write([studies(kind) for kind in kinds], tmp_path)
+    tab = opened(page)
+    drawn = tab.evaluate(DRAWN, None)
+    assert len(drawn) == page.read_text().count("<figure ") and min(drawn.values()) > 0
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 1200
+    assert tab.locator("nav a").count() == tab.locator("h2").count() == len(kinds)
+
+
+def test_a_click_on_a_legend_hides_and_shows(page: Path, opened: Callable[[Path], Any]) -> None:
+    tab = opened(page)
+    select, gradmax = "#0072B2", "#D55E00"
+    named = [name for name in tab.evaluate(DRAWN, None) if not name.endswith("timeline")]
+    before, others = tab.evaluate(DRAWN, select), tab.evaluate(DRAWN, gradmax)
+    assert all(before[name] and others[name] for name in named)
+    entry = tab.locator(f'.chart[data-figure="{named[0]}"] .role-legend-label text', has_text="NORTH-Select")
+    entry.click()
+    tab.wait_for_function(f"({DRAWN})('{select}')['{named[-1]}'] === 0")
+    hidden = tab.evaluate(DRAWN, select)
+    assert all(hidden[name] == 0 for name in named)
+    assert all(tab.evaluate(DRAWN, gradmax)[name] == others[name] for name in named)
+    for name in named:
+        labels = tab.locator(f'.chart[data-figure="{name}"] .role-legend-label text')
+        dimmed = {label.text_content(): float(label.get_attribute("opacity") or 1) for label in labels.all()}
+        assert dimmed["NORTH-Select"] < 0.5 < dimmed["GradMax"]
+    tab.locator(f'.chart[data-figure="{named[-1]}"] .role-legend-label text', has_text="NORTH-Select").click()
+    tab.wait_for_function(f"({DRAWN})('{select}')['{named[0]}'] > 0")
+    assert tab.evaluate(DRAWN, select) == before
+
+
+def test_hiding_all_brings_all_back(page: Path, opened: Callable[[Path], Any]) -> None:
+    tab = opened(page)
+    before = tab.evaluate(DRAWN, None)
+    entries = tab.locator(".chart").first.locator(".role-legend-label text")
+    for index in range(entries.count()):
+        entries.nth(index).click()
+    tab.wait_for_function(f"JSON.stringify(({DRAWN})()) === '{json.dumps(before, separators=(',', ':'))}'")
+
+
+def test_the_select_box_changes_the_timeline(page: Path, opened: Callable[[Path], Any]) -> None:
+    tab = opened(page)
+    figure = tab.locator('figure[id$="timeline"]')
+    about, drawing = figure.locator(".about").text_content(), figure.locator("svg.marks").inner_html()
+    assert about.split()[0] != "0"  # the first is a run that grew
+    figure.locator("select").select_option(label="GradMax, seed 2")
+    tab.wait_for_function("(about) => document.querySelector('.about').textContent !== about", arg=about)
+    assert figure.locator("svg.marks").inner_html() != drawing
+    assert figure.locator("svg.marks").count() == 1
+
+
+def test_tables_are_sorted_by_a_click(page: Path, opened: Callable[[Path], Any]) -> None:
+    tab = opened(page)
+    table = tab.locator("table").first
+
+    def column() -> list[float]:
+        cells = table.locator("tbody td:nth-child(4)").all_text_contents()
+        return [float(cell.split(" ")[0].replace(",", "")) for cell in cells]
+
+    assert column() != sorted(column())
+    table.locator("th", has_text="parameters").click()
+    assert column() == sorted(column())
+    table.locator("th", has_text="parameters").click()
+    assert column() == sorted(column(), reverse=True)
+
+
+def test_nothing_of_the_records_is_run(opened: Callable[[Path], Any], tmp_path: Path) -> None:
+    for seed in (1, 2):
+        fake.write_run(tmp_path / "runs" / str(seed), fake.settings("mnist", MALICIOUS, seed=seed, epochs=3))
+    fake.write_run(tmp_path / "runs" / "small", fake.settings("mnist", "small", epochs=3))
+    tab = opened(report.write([tmp_path / "runs"], tmp_path)[0])
+    assert tab.locator("td").first.text_content() == MALICIOUS
+    tab.locator(".chart").first.locator(".mark-symbol.role-mark path").first.hover(force=True)
+    assert MALICIOUS in tab.locator("#vg-tooltip-element").text_content()
+    assert tab.locator("img").count() == 0
+
+
+def test_nothing_imports_the_report_before_it_is_asked_for() -> None:
+    for path in Path(report.__file__).parents[1].rglob("*.py"):
+        if "report" not in path.parts:
+            assert not re.search(r"^(from|import) .*\b(altair|vl_convert|report)\b", path.read_text(), re.MULTILINE)
