@@ -133,7 +133,7 @@ class Digits(Dense):
     data = "digits"
     epochs: int = 24
     batch: int = 64
-    learning_rate: float = 3e-3
+    learning_rate: float = 1e-2
     every: int = 5
     buffer: int = 1024
     initial: int = 4

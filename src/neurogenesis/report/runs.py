@@ -77,9 +77,10 @@ class _Reader:
             study = directory
         if names & set(_RECORDS) and self._run(directory, study):
             return True
-        foreign, found = [], study == directory or bool(names & set(_RECORDS))
+        drawn = bool(entries) and all(entry.suffix in _FIGURES for entry in entries)  # by an earlier report
+        foreign, found = [], study == directory or drawn or bool(names & set(_RECORDS))
         for entry in entries:
-            if entry.name.startswith(".") or entry.name in ("study.json", *_RECORDS):
+            if entry.name.startswith(".") or entry.name in ("study.json", "lock", *_RECORDS):
                 continue
             if entry.is_dir():
                 known = self.search(entry, study)
