@@ -39,7 +39,7 @@ def timelines(section: Section) -> Figure | None:
 
 
 def _progress(section: Section) -> alt.LayerChart:
-    rows = table("epochs").encode(x=_steps(alt.Axis(labels=False, ticks=False, title=None)))
+    rows = table("epochs").encode(x=_steps(alt.Axis(labels=False, ticks=False, title=None, tickCount=10)))
     told = tips("epoch:Q", "step:Q", alt.Tooltip("accuracy:Q", title=f"{section.accuracy}, %"), "loss:Q")
 
     def line(field: str, title: str, colour: str, orient: str) -> alt.Chart:
