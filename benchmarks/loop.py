@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from neurogenesis.experiments.data import Data
+from neurogenesis.experiments.estimates import SHAPES
 from neurogenesis.experiments.presets import PRESETS, Settings
 from neurogenesis.experiments.records import Records
-from neurogenesis.experiments.sweep import SHAPES
 from neurogenesis.experiments.training import beginning, gradient_step, order
 from neurogenesis.experiments.watchers import Bar
 

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import neurogenesis as ng
+from neurogenesis.experiments.building import data_of, network_of, strategy_of, widths_of
 from neurogenesis.experiments.errors import Mistake
 from neurogenesis.experiments.presets import PRESETS, Convolutional, Dense, settings_from
 from neurogenesis.experiments.studies import STUDIES
-from neurogenesis.experiments.training import Interrupted, data_of, network_of, order, run, strategy_of, widths_of
+from neurogenesis.experiments.training import Interrupted, order, run
 from neurogenesis.experiments.watchers import Silent
 from tests.real_data import ROOT, needs
 from tests.runs import assert_same_run, lines, records, tiny

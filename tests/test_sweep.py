@@ -18,8 +18,9 @@ from filelock import FileLock, Timeout
 
 from neurogenesis.experiments import sweep as sweeps
 from neurogenesis.experiments.errors import Mistake
+from neurogenesis.experiments.estimates import estimate, plan
 from neurogenesis.experiments.studies import STUDIES, Study, chosen
-from neurogenesis.experiments.sweep import claim, estimate, plan, sweep
+from neurogenesis.experiments.sweep import claim, sweep
 from neurogenesis.experiments.training import run
 from tests.runs import assert_same_run, command, lines, tiny
 

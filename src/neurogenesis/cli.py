@@ -214,15 +214,16 @@ def sweep(
     with _imports():
         from .experiments import sweep as sweeps
         from .experiments.data import prepare
+        from .experiments.environment import device_of
+        from .experiments.estimates import plan
         from .experiments.studies import chosen
-        from .experiments.training import device_of
 
     found, runs = chosen(study, seeds, epochs, only)
     out = out or Path("runs") / study
     workers = max(1, sweeps.cores() // max(1, threads)) if workers is None else workers
     sweeps.check(workers, threads)
     if dry_run:
-        print(sweeps.plan(runs, out, workers, threads, device))
+        print(plan(runs, out, workers, threads, device))
         return 0
     device_of(device)  # once, and before the first run, instead of in each
     for name in {settings.data for settings in runs}:

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-import platform
 import signal
-import subprocess
 import threading
 import time
 import traceback
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
-from datetime import datetime, timezone
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,89 +18,19 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 
-from . import data as datasets
-from .errors import Mistake, unknown
-from .models import VGG11, WRN28, mlp, vgg11, wrn28, xavier
-from .presets import STATIC, Convolutional, Dense, Generated, Settings
+from .building import TIES, data_of, derived, network_of, strategy_of, widths_of
+from .data import Data
+from .environment import device_of, environment
+from .errors import Mistake
+from .presets import Convolutional, Dense, Settings
 from .records import Records, read_json
 from .watchers import Silent, Watcher
 
-TIES = {"wrn28": [["group1.*"], ["group2.*"], ["group3.*"]]}
 SECONDS = ("seconds", "trigger_seconds", "initialization_seconds")
 
 
 class Interrupted(Exception):
     """Stopped by the user or the system, after everything was saved."""
-
-
-# --- what the settings mean --------------------------------------------------------------------------------
-
-
-def widths_of(settings: Settings, size: float) -> dict[str, int]:
-    """The sizes of all widths of the preset's network: neurons, or multiples of the standard widths."""
-    if isinstance(settings, Dense):
-        return {f"hidden{number}": int(size) for number in range(1, settings.hidden + 1)}
-    assert isinstance(settings, Convolutional)
-    standard = {"vgg11": VGG11, "wrn28": WRN28}[settings.network]
-    widths = {name: round(size * width) for name, width in standard.items()}
-    if min(widths.values()) < 1:
-        raise Mistake(f"--initial, --medium or --maximum {size}: a layer would have no channel")
-    return widths
-
-
-def network_of(settings: Settings, data: datasets.Data) -> nn.Module:
-    """The untrained network that a run begins with."""
-    torch.manual_seed(derived(settings.seed, "weights"))
-    size = settings.sizes[settings.strategy if settings.static else "small"]
-    if isinstance(settings, Dense):
-        hidden = widths_of(settings, size).values()
-        return xavier(mlp(data.train[0].shape[1], *hidden, data.classes))
-    assert isinstance(settings, Convolutional)
-    make = {"vgg11": vgg11, "wrn28": wrn28}[settings.network]
-    return xavier(make(size, data.classes))
-
-
-def strategy_of(settings: Settings, steps: int) -> ng.Strategy:
-    """The strategy with the settings' schedule, metric and factors."""
-    names = [*(name for name in ng.strategies.STRATEGIES if name != "static"), *STATIC]
-    if settings.strategy not in names:
-        raise unknown("strategy", settings.strategy, names)
-    if settings.static:
-        found = ng.strategies.strategy("static")
-    else:
-        found = ng.strategies.strategy(settings.strategy)
-    trigger: Any = found.trigger
-    if settings.schedule != "dynamic":
-        schedule = {"linear": ng.triggers.Linear, "batched": ng.triggers.Batched}[settings.schedule]
-        trigger = schedule(steps, widths_of(settings, settings.sizes["medium"]))
-    initialization: Any = found.initialization
-    usual = {field.name: field.default for field in fields(settings)}
-    for name in ("gamma", "metric", "scale", "least"):
-        value = getattr(settings, name)
-        having = [part for part in (trigger, initialization) if is_dataclass(part) and hasattr(part, name)]
-        if value != usual[name] and not having:
-            raise Mistake(f"--{name} has no effect on {settings.strategy} ({settings.schedule}): leave it out")
-        if value is not None:
-            trigger = replace(trigger, **{name: value}) if trigger in having else trigger
-            initialization = replace(initialization, **{name: value}) if initialization in having else initialization
-    return ng.Strategy(trigger, initialization)
-
-
-def data_of(settings: Settings, root: Path | None) -> datasets.Data:
-    """The preset's data as tensors."""
-    if isinstance(settings, Generated):
-        data = datasets.generated(settings.features, derived(settings.seed, "data"))
-    else:
-        data = datasets.load(settings.data, root)
-    if isinstance(settings, Convolutional):
-        try:
-            data = data.first(settings.images, settings.test_images)
-        except datasets.DataError as error:
-            raise Mistake(f"--images or --test-images: {error}") from None
-    return data.holding_out(settings.holdout, derived(settings.seed, "holdout"))
-
-
-# --- the loop ----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -147,7 +72,7 @@ class Training:
         self.measure()
 
 
-def beginning(settings: Settings, data: datasets.Data, device: torch.device) -> Training:
+def beginning(settings: Settings, data: Data, device: torch.device) -> Training:
     """Everything as it is before the first gradient step."""
     steps = settings.epochs * math.ceil(len(data.train[0]) / settings.batch)
     model = network_of(settings, data).to(device)
@@ -181,11 +106,6 @@ def beginning(settings: Settings, data: datasets.Data, device: torch.device) -> 
 def order(samples: int, seed: int, epoch: int) -> Tensor:
     """The order of samples in an epoch; a function of the seed and the epoch alone, so that runs can be resumed."""
     return torch.randperm(samples, generator=torch.Generator().manual_seed(derived(seed, f"order {epoch}")))
-
-
-def derived(seed: int, purpose: str) -> int:
-    """A seed for one purpose; torch's generator takes no more than 32 bits of it."""
-    return zlib.crc32(f"{seed} {purpose}".encode())
 
 
 def gradient_step(training: Training, x: Tensor, y: Tensor) -> dict[str, Any]:
@@ -243,7 +163,7 @@ def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 1000
 def train(
     settings: Settings,
     training: Training,
-    data: datasets.Data,
+    data: Data,
     device: torch.device,
     records: Records,
     watcher: Watcher,
@@ -391,44 +311,3 @@ def threads_of_torch(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def device_of(name: str) -> torch.device:
-    """The device of a name; refused if it is not there."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise Mistake(f"--device {name}: {str(error).splitlines()[0]}") from None
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = False  # which picks algorithms by their time, so not the same ones each run
-        torch.backends.cudnn.deterministic = True
-    return device
-
-
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions, device, threads and commit: what else a result may depend on."""
-    return {
-        "neurogenesis": version("torch-neurogenesis"),
-        "commit": commit(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "threads": torch.get_num_threads(),
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
-
-
-def commit() -> str | None:
-    """The commit of the library's source, with a + if files differ from it; None outside of a repository."""
-    place = Path(ng.__file__).parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=place, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # else it is installed within somebody's repository
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno", ".") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
