@@ -65,11 +65,9 @@ def write_run(directory: Path, chosen: Settings, *, state: str = "finished", ste
     """A run: finished, unfinished or failed."""
     random = Random(json.dumps(chosen, sort_keys=True))
     write_json(directory / "settings.json", chosen)
-    versions = {"neurogenesis": "0.1.0", "torch": "2.13.0", "python": "3.11.7"}
-    write_json(
-        directory / "environment.json",
-        {"versions": versions, "device": "cpu", "threads": 1, "commit": "0123abc", "started": "2025-01-01T12:00:00"},
-    )
+    place = {"neurogenesis": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "device": "cpu", "threads": 1,
+             "commit": "0123abc", "started": "2025-01-01T12:00:00"}  # fmt: skip
+    write_json(directory / "environment.json", {**place, "earlier": [{**place, "threads": 2}]})
     initial, final, standard = _widths(chosen, random)
     epochs = chosen["epochs"] if state == "finished" else max(1, chosen["epochs"] // 2)
     total, seconds_per_step = chosen["epochs"] * steps_per_epoch, _seconds(final, chosen)

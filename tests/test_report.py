@@ -487,6 +487,13 @@ def test_page_is_whole_and_loads_nothing(page: Path) -> None:
     assert text.count("<script") == text.count("</script>") == 3
 
 
+def test_the_page_says_where_runs_took_place(studies: Studies, tmp_path: Path) -> None:
+    (path,) = report.write([studies("one_run")], tmp_path)
+    footer = path.read_text().partition("<footer>")[2].partition("</footer>")[0]
+    for name, value in (("commit", "0123abc"), ("torch", "2.13.0"), ("threads", "1, 2")):
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in footer
+
+
 def test_records_are_escaped(tmp_path: Path) -> None:
     chosen = fake.settings(f"preset{MALICIOUS}", MALICIOUS, epochs=2, extra=MALICIOUS)
     run = fake.write_run(tmp_path / "runs" / "run", chosen)

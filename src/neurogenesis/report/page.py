@@ -185,9 +185,11 @@ def _footer(records: Records) -> str:
 
 
 def _flat(environment: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """What is known of the places a run was at, the earlier ones included."""
     for key, value in environment.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value)
+        if key == "earlier" and isinstance(value, list):
+            for earlier in value:
+                yield from _flat(earlier) if isinstance(earlier, Mapping) else ()
         elif value is not None:
             yield str(key), str(value)
 
