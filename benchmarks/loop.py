@@ -10,8 +10,10 @@ epoch shared out among its steps and without.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -89,7 +91,7 @@ def main() -> None:
     figures = {}
     for name, settings in CASES.items():
         rounds = arguments.rounds if name.startswith("mnist") else max(10, arguments.rounds // 10)
-        with tempfile.TemporaryDirectory() as directory:
+        with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(sys.stderr):  # for the bar
             figures[name] = measure(settings, rounds, Path(directory))
         if not arguments.json:
             told = ", ".join(f"{key} {value:.3f}" for key, value in figures[name].items())

@@ -19,7 +19,7 @@ def test_watching_takes_hardly_more_memory(strategy: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["overhead --rounds 3", "selection"])
+@pytest.mark.parametrize("name", ["overhead --rounds 3", "selection", "loop --rounds 10"])
 def test_benchmarks_print_their_figures(name: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name.split()[0]}", *name.split()[1:], "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -27,5 +27,7 @@ def test_benchmarks_print_their_figures(name: str) -> None:
     if name == "selection":
         assert figures["same_picked"]
         assert figures["times_faster"] > 100
+    elif name.startswith("loop"):
+        assert all(0.5 < case["steps"] < 2 for case in figures.values())
     else:
         assert set(figures["VGG-11 / 4"]) == set(overhead.STRATEGIES)
