@@ -174,7 +174,7 @@ def sweep(
     out: Path | None = None,
     seeds: Annotated[tuple[int, ...] | None, Parameter(negative="", consume_multiple=True)] = None,
     epochs: int | None = None,
-    only: str = "*",
+    only: Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=True)] = ("*",),
     workers: int | None = None,
     threads: int = 1,
     data: Path | None = None,
@@ -187,9 +187,10 @@ def sweep(
     Parameters
     ----------
     study:
-        generated, mnist-dynamic, mnist-preset, mnist-gamma, mnist-batchsize, mnist-lr, vgg11-cifar10,
-        vgg11-cifar100, wrn28-cifar10, trigger-cost: the paper's figures and tables. The last four have forms for two
-        cores, such as vgg11-cifar10-small. digits: all strategies in two minutes.
+        The paper's figures and tables: generated, mnist-dynamic, mnist-preset, mnist-gamma, mnist-batchsize, mnist-lr,
+        and for a GPU vgg11-cifar10, vgg11-cifar100, wrn28-cifar10, trigger-cost. For two cores instead of these:
+        vgg11-cifar10-small, vgg11-cifar100-small, wrn28-cifar10-small, trigger-cost-small. Also digits: all strategies
+        in a few minutes.
     out:
         The directory of the runs' directories; by default runs/ and the study's name.
     seeds:
@@ -197,7 +198,7 @@ def sweep(
     epochs:
         Epochs of every run instead of the study's.
     only:
-        Only runs whose names match this pattern, such as "north-*".
+        Only runs whose names match one of these patterns, such as "north-select*" "gradmax*".
     workers:
         Runs at a time; by default as many as there are cores for.
     threads:
@@ -272,8 +273,10 @@ def report(
         print(f"neurogenesis: {error}: pip install 'torch-neurogenesis[experiments]'", file=sys.stderr)
         return 1
     records = read(runs)
-    for left_out in records.left_out:
+    for left_out in records.left_out[:5]:
         print(f"neurogenesis: left out {left_out}", file=sys.stderr)
+    if len(records.left_out) > 5:
+        print(f"neurogenesis: left out {len(records.left_out) - 5} more; the report names them", file=sys.stderr)
     for path in draw(records, out or runs[0], format):
         print(path)
     return 0

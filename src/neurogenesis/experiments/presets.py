@@ -66,7 +66,8 @@ class Settings:
         if not 0 <= self.holdout < 1:
             raise Mistake(f"--holdout: expected a part from 0 to below 1, not {self.holdout}")
         if not self.sizes["small"] <= self.sizes["medium"] <= self.sizes["big"]:
-            raise Mistake(f"--initial, --medium and --maximum: expected to rise, not {self.sizes}")
+            told = ", ".join(f"{size:g}" for size in self.sizes.values())
+            raise Mistake(f"--initial, --medium and --maximum: expected to rise, not {told}")
         if self.static and self.schedule != "dynamic":
             raise Mistake(f"--schedule {self.schedule}: a {self.strategy} network does not grow; choose a strategy")
 

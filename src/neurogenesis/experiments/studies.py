@@ -135,14 +135,15 @@ STUDIES: dict[str, Study] = {
 
 
 def chosen(
-    name: str, seeds: Sequence[int] | None = None, epochs: int | None = None, only: str = "*"
+    name: str, seeds: Sequence[int] | None = None, epochs: int | None = None, only: Sequence[str] = ("*",)
 ) -> tuple[Study, list[Settings]]:
-    """A study by its name, and those of its runs whose labels match a pattern."""
+    """A study by its name, and those of its runs whose labels match one of some patterns."""
     if name not in STUDIES:
         raise unknown("study", name, STUDIES)
     study = STUDIES[name]
-    runs = [settings for settings in study.runs(seeds, epochs) if fnmatchcase(settings.label, only)]
+    every = study.runs(seeds, epochs)
+    runs = [settings for settings in every if any(fnmatchcase(settings.label, pattern) for pattern in only)]
     if not runs:
         some = next(study.runs()).label
-        raise Mistake(f"--only {only!r} matches no run of {name}; they have names such as {some!r}")
+        raise Mistake(f"--only {' '.join(only)!r} matches no run of {name}; they have names such as {some!r}")
     return study, runs

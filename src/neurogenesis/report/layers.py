@@ -164,11 +164,12 @@ def _moments(lines: int) -> int:
 
 
 def _sizes(c: Configuration, layer: str, clock: _Clock, moments: int, relative: bool = False) -> list[Row]:
-    """Mean sizes at even distances; of a stretch without change, its first and its last."""
+    """Mean sizes where one changes, or at even distances if that is often; of a stretch without change, its ends."""
     units = [run.result.unit(layer) if relative and run.result else 1 for run in c.finished]
     rows: list[Row] = []
-    for moment in range(moments + 1):
-        part = moment / moments
+    changes = {step / run.trace.steps for run in c.finished for step, _ in run.trace.changes[layer]}
+    often = len(changes) > 2 * moments
+    for part in [moment / moments for moment in range(moments + 1)] if often else sorted({*changes, 0.0, 1.0}):
         pairs = zip(c.finished, units, strict=True)
         found = statistic([size_at(run.trace.changes[layer], part * run.trace.steps) / unit for run, unit in pairs])
         assert found is not None

@@ -111,13 +111,15 @@ def _widths(section: Section) -> dict[str, Callable[[Configuration], Cell]]:
 
 
 def _width(c: Configuration, layer: str) -> Cell:
-    return _of(c, lambda result: result.widths[layer], ".0f") if c.finished and c.has(layer) else Cell(NOTHING, -1.0)
+    if not c.finished or not c.has(layer):
+        return Cell(NOTHING, -1.0)
+    return _of(c, lambda result: result.widths[layer], ".0f" if len(c.finished) == 1 else ".1f")
 
 
 def _relative(c: Configuration, layers: Sequence[str]) -> str:
     def mean(layer: str) -> str:
         found = c.statistic(lambda result: result.relative(layer))
-        return NOTHING if found is None else f"{found.mean:.1f}"
+        return NOTHING if found is None else f"{found.mean:.2f}"
 
     return " ".join(mean(layer) for layer in layers if c.has(layer))
 

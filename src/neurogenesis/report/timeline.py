@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 
 from .records import Run
-from .sections import ORDER, STATIC, Configuration, Section, shown, slug
+from .sections import ORDER, Configuration, Section, shown, slug
 from .style import Choice, Figure, Row, brief, layered, table, tips
 
 _KINDS = {"metric": "#0072B2", "threshold": "#D55E00", "neurons": "#8a8a8a", "growth": "#222222"}
@@ -14,8 +14,8 @@ _GRADIENT = ("gradmax", "firefly", "nest")
 
 
 def timelines(section: Section) -> Figure | None:
-    """The timeline of every run that has begun; those that grew come first."""
-    begun = [(c, run) for c in section.configurations for run in c.runs if run.trace.steps]
+    """The timeline of every run that has begun and may grow; those that grew come first."""
+    begun = [(c, run) for c in section.configurations for run in c.runs if run.trace.steps and not c.static]
     if not begun:
         return None
     begun.sort(key=lambda pair: pair[1].trace.growths == 0)
@@ -30,8 +30,9 @@ def timelines(section: Section) -> Figure | None:
     return Figure(
         f"{section.name}-timeline",
         "Growth of a run, step by step",
-        "A width grows at the steps where its metric (blue) is above the threshold (dashed orange); dots mark these. "
-        "The grey line is the number of neurons. Above: training loss and accuracy after each epoch.",
+        "Why it grew: for each width what the trigger measured (blue), the threshold (dashed orange) and the number of "
+        "neurons (grey). Dots mark growth; point at one for its numbers. Above: training loss and accuracy after each "
+        "epoch.",
         "",
         alt.vconcat(_progress(section), _growth(), spacing=18),
         choices=unique,
@@ -69,9 +70,14 @@ def _growth() -> alt.FacetChart:
         chosen: alt.Chart = having_it.transform_calculate(kind=f"'{kind}'").encode(x=x, color=colour)
         return chosen
 
-    metric = alt.Y("metric:Q", title="metric", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=4))
+    metric = alt.Y("metric:Q", title="metric", scale=alt.Scale(zero=False, padding=6), axis=alt.Axis(tickCount=4))
     threshold = alt.Y("threshold:Q", title="metric")
-    neurons = alt.Y("size:Q", title="neurons", axis=alt.Axis(orient="right", grid=False, tickCount=4))
+    neurons = alt.Y(
+        "size:Q",
+        title="neurons",
+        scale=alt.Scale(zero=True, padding=4),
+        axis=alt.Axis(orient="right", grid=False, tickCount=4),
+    )
     seen = tips("step:Q", "metric:Q", "threshold:Q", alt.Tooltip("size:Q", title="neurons"))
     grown = tips(
         "step:Q",
@@ -112,19 +118,28 @@ def _choice(c: Configuration, run: Run) -> Choice:
 
 
 def _metric(run: Run) -> str:
-    """What the metric is of the strategies that are known."""
+    """How the strategies that are known decide."""
     strategy, settings = run.settings["strategy"], run.settings
-    if strategy in STATIC:
-        return ""
     if settings.get("schedule", "dynamic") != "dynamic":
-        return " The metric is the width, the threshold what the schedule asks for."
+        return " Grows where the width (metric) is below what the schedule asks for (threshold)."
     if strategy in _GRADIENT:
-        return " The metric is the largest singular value of the auxiliary gradient, or a bound of it."
-    if strategy == "north-weight":
-        return " The metric is the effective dimension of weights."
-    if strategy in ORDER:
-        return f" The metric is the {shown(settings.get('metric', 'effective_dimension'))} of activations."
-    return ""
+        scale = shown(settings.get("scale", 0.5))
+        return (
+            " Grows where singular values of the auxiliary gradient, of which the metric is the largest or a bound of "
+            f"it, are above {scale} times the summed gradient norms of present neurons."
+        )
+    if strategy not in ORDER:
+        return ""
+    gamma = settings.get("gamma")
+    of_weights = strategy == "north-weight"
+    factor = shown(gamma) if gamma else "0.99" if of_weights else "0.97, or 0.9 with convolutions"
+    measured = "effective dimension" if of_weights else shown(settings.get("metric", "effective_dimension"))
+    before = "" if of_weights else ", or with convolutions of the largest so far"
+    what = f"{measured} of {'weights' if of_weights else 'activations'}"
+    return (
+        f" Grows where the {what}, as a part of the width, is above "
+        f"gamma ({factor}) times that of the untrained network{before}; by as many neurons as it is above."
+    )
 
 
 def _ends(run: Run) -> str:
