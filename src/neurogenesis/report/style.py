@@ -30,7 +30,7 @@ _FONT = "Helvetica, Arial, sans-serif"
 CONFIG: Row = {
     "font": _FONT,
     "background": "white",
-    "numberFormat": ",~r",  # else an axis of one value has a rounded one
+    "numberFormat": ",.6~r",  # else the tick of an axis that has but one is rounded
     "axis": {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal", "gridColor": "#ececec",
              "domainColor": "#999", "tickColor": "#999", "labelColor": "#333", "titleColor": "#333",
              "labelFlush": False},

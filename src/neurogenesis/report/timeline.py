@@ -72,12 +72,7 @@ def _growth() -> alt.FacetChart:
 
     metric = alt.Y("metric:Q", title="metric", scale=alt.Scale(zero=False, padding=6), axis=alt.Axis(tickCount=4))
     threshold = alt.Y("threshold:Q", title="metric")
-    neurons = alt.Y(
-        "size:Q",
-        title="neurons",
-        scale=alt.Scale(zero=True, padding=4),
-        axis=alt.Axis(orient="right", grid=False, tickCount=4),
-    )
+    neurons = alt.Y("size:Q", title="neurons", axis=alt.Axis(orient="right", grid=False, tickCount=4))
     seen = tips("step:Q", "metric:Q", "threshold:Q", alt.Tooltip("size:Q", title="neurons"))
     grown = tips(
         "step:Q",
@@ -130,15 +125,13 @@ def _metric(run: Run) -> str:
         )
     if strategy not in ORDER:
         return ""
-    gamma = settings.get("gamma")
-    of_weights = strategy == "north-weight"
-    factor = shown(gamma) if gamma else "0.99" if of_weights else "0.97, or 0.9 with convolutions"
+    of_weights, convolutional = strategy == "north-weight", "images" in settings
+    gamma = settings.get("gamma") or (0.99 if of_weights else 0.9 if convolutional else 0.97)
     measured = "effective dimension" if of_weights else shown(settings.get("metric", "effective_dimension"))
-    before = "" if of_weights else ", or with convolutions of the largest so far"
-    what = f"{measured} of {'weights' if of_weights else 'activations'}"
+    baseline = "the largest so far" if convolutional and not of_weights else "that of the untrained network"
     return (
-        f" Grows where the {what}, as a part of the width, is above "
-        f"gamma ({factor}) times that of the untrained network{before}; by as many neurons as it is above."
+        f" Grows where the {measured} of {'weights' if of_weights else 'activations'}, as a part of the width, is "
+        f"above gamma ({shown(gamma)}) times {baseline}; by as many neurons as it is above."
     )
 
 
