@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from neurogenesis import report
 from neurogenesis.experiments.errors import Mistake
+from neurogenesis.experiments.presets import STATIC
 from neurogenesis.report.figures import figures, save
-from neurogenesis.report.sections import STATIC, Section, lost, panels, section
+from neurogenesis.report.sections import Section, lost, panels, section
 from neurogenesis.report.statistics import ellipse, evenly, pareto, statistic
 from neurogenesis.report.style import Look
 from neurogenesis.report.tables import cost, summary

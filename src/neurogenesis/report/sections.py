@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..experiments.presets import STATIC
 from .records import Result, Run, Study
 from .statistics import Statistic, statistic
 
-STATIC = ("small", "medium", "big")
 ORDER = (
     "north-select", "north-select-least", "north-pre", "north-random", "north-weight", "north-integrated",
     "gradmax", "firefly", "nest",
