@@ -24,6 +24,7 @@ try:
 except ImportError:
     sys.exit("neurogenesis: the command takes more than the library: pip install 'torch-neurogenesis[experiments]'")
 
+from .experiments.errors import Mistake
 from .experiments.presets import PRESETS, Settings
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ _Flag = Annotated[bool, Parameter(group=_HOW, negative="")]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the arguments are those of the command line by default."""
-    from .experiments.errors import Mistake
 
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"neurogenesis: {message}", file=sys.stderr)
@@ -138,9 +138,8 @@ def _run(
     quiet: bool,
 ) -> int:
     with _imports():
-        from .experiments.errors import Mistake
         from .experiments.training import Interrupted, run
-        from .experiments.watchers import Bar, Lines, Several, Silent, TensorBoard, Watcher
+        from .experiments.watchers import Bar, Lines, Several, Silent, TensorBoard, Watcher, shown
 
     out = out or Path("runs") / f"{settings.name}-{settings.label}"
     if resume and not (out / "settings.json").exists():
@@ -155,10 +154,10 @@ def _run(
         print(f"{interruption}; {out} is saved. The same command goes on from there.", file=sys.stderr)
         return 130
     if not quiet:
-        widths = "-".join(map(str, result["widths"].values()))
         kind = "validation" if settings.holdout else "test"
         print(
-            f"{'finished already: ' if finished else ''}{kind} accuracy {result['accuracy']:.2%}, widths {widths}, "
+            f"{'finished already: ' if finished else ''}{kind} accuracy {result['accuracy']:.2%}, "
+            f"widths {shown(result['widths'])}, "
             f"{result['parameters']} parameters, {result['train_seconds']:.1f} s of training; {out}"
         )
     return 0

@@ -35,13 +35,12 @@ def widths_of(settings: Settings, size: float) -> dict[str, int]:
 def network_of(settings: Settings, data: datasets.Data) -> nn.Module:
     """The untrained network that a run begins with."""
     torch.manual_seed(derived(settings.seed, "weights"))
-    size = settings.sizes[settings.strategy if settings.static else "small"]
     if isinstance(settings, Dense):
-        hidden = widths_of(settings, size).values()
+        hidden = widths_of(settings, settings.size).values()
         return xavier(mlp(data.train[0].shape[1], *hidden, data.classes))
     assert isinstance(settings, Convolutional)
     make = {"vgg11": vgg11, "wrn28": wrn28}[settings.network]
-    return xavier(make(size, data.classes))
+    return xavier(make(settings.size, data.classes))
 
 
 def strategy_of(settings: Settings, steps: int) -> ng.Strategy:

@@ -47,7 +47,7 @@ def estimate(runs: Sequence[Settings], out: Path, threads: int, device: str) -> 
 
 
 def _seconds_to_begin() -> float:
-    """What a process takes before the first step of a small run: imports, for the most part."""
+    """What a process takes before its first step: about an import of scikit-learn, as it has torch already."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import sklearn.datasets"], check=False, capture_output=True)
     return time.perf_counter() - started

@@ -58,6 +58,12 @@ class Settings:
     """Latest samples that activations are measured on, by strategies that look at them."""
     holdout: float = 0.0
     """Part of the training split to hold out; accuracy is measured there instead of on the test split."""
+    initial: float = 0.25
+    """Size of the network at the start, and of small static ones."""
+    medium: float = 1.0
+    """Size at the end of schedules, and of medium static networks."""
+    maximum: float = 2.0
+    """Size that the network may have, and that of big static ones."""
 
     def __post_init__(self) -> None:
         for name, number in asdict(self).items():
@@ -74,7 +80,12 @@ class Settings:
     @property
     def sizes(self) -> dict[str, float]:
         """The sizes of static networks: the initial one, the final one of schedules, and the maximum."""
-        raise NotImplementedError
+        return {"small": self.initial, "medium": self.medium, "big": self.maximum}
+
+    @property
+    def size(self) -> float:
+        """The size that the network begins with."""
+        return self.sizes[self.strategy if self.static else "small"]
 
     @property
     def static(self) -> bool:
@@ -120,10 +131,6 @@ class Dense(Settings):
     """Neurons that a hidden layer may have."""
     hidden: int = 2
     """Hidden layers."""
-
-    @property
-    def sizes(self) -> dict[str, float]:
-        return {"small": self.initial, "medium": self.medium, "big": self.maximum}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,10 +215,6 @@ class Convolutional(Settings):
     """Only the first so many images of the training split."""
     test_images: int | None = None
     """Only the first so many images of the test split."""
-
-    @property
-    def sizes(self) -> dict[str, float]:
-        return {"small": self.initial, "medium": self.medium, "big": self.maximum}
 
 
 @dataclass(frozen=True, kw_only=True)

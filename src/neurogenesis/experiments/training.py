@@ -96,9 +96,8 @@ def beginning(settings: Settings, data: Data, device: torch.device) -> Training:
             )
         except ValueError as error:  # a strategy that is not for this network
             raise Mistake(f"--strategy {settings.strategy}: {error}") from error
-    size = settings.sizes[settings.strategy if settings.static else "small"]
     sums = dict.fromkeys(("loss", *SECONDS), 0.0)
-    training = Training(model, optimizer, decay, grower, widths_of(settings, size), 0, 0, sums)
+    training = Training(model, optimizer, decay, grower, widths_of(settings, settings.size), 0, 0, sums)
     training.measure()
     return training
 
