@@ -114,6 +114,7 @@ def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.Cap
     [
         (["run", "mnits"], 'Did you mean "mnist"'),
         (["run", "digits", "--learning-rat", "1"], "Did you mean --learning-rate?"),
+        (["run", "digits", "--lr", "1"], "All options: neurogenesis run digits --help"),
         (["run", "digits", "--strategy", "gradmaks"], "Did you mean 'gradmax'?"),
         (["run", "digits", "--schedule", "liner"], 'Did you mean "linear"?'),
         (["run", "digits", "--epochs", "many"], "--epochs"),

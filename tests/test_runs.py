@@ -95,6 +95,8 @@ def test_static_networks_have_the_size_of_their_name(name: str, size: str) -> No
         ({"strategy": "gradmax", "gamma": 0.9}, "--gamma has no effect on gradmax"),
         ({"strategy": "small", "metric": "orthogonality"}, "--metric has no effect on small"),
         ({"strategy": "north-random", "least": True}, "--least has no effect on north-random"),
+        ({"strategy": "north-weight", "buffer": 100}, "--buffer has no effect on north-weight"),
+        ({"strategy": "medium", "every": 2}, "--every has no effect on medium"),
         ({"strategy": "big", "schedule": "linear"}, "does not grow"),
         ({"batch": 0}, "--batch: expected a positive number"),
         ({"learning_rate": -1.0}, "--learning-rate: expected a positive number"),

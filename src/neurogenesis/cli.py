@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = warn  # without the line of our source that it came from
         try:
             result = app(arguments, exit_on_error=False, result_action="return_value")
-        except CycloptsError:
-            return 2  # said already
+        except CycloptsError as error:  # said already
+            print(" ".join(["All options: neurogenesis", *(error.command_chain or ()), "--help"]), file=sys.stderr)
+            return 2
         except Mistake as error:
             print(f"neurogenesis: {error}", file=sys.stderr)
             return 1

@@ -57,16 +57,25 @@ def strategy_of(settings: Settings, steps: int) -> ng.Strategy:
         schedule = {"linear": ng.triggers.Linear, "batched": ng.triggers.Batched}[settings.schedule]
         trigger = schedule(steps, widths_of(settings, settings.sizes["medium"]))
     initialization: Any = found.initialization
-    usual = {field.name: field.default for field in fields(settings)}
+    changed = {field.name for field in fields(settings) if getattr(settings, field.name) != field.default}
     for name in ("gamma", "metric", "scale", "least"):
         value = getattr(settings, name)
         having = [part for part in (trigger, initialization) if is_dataclass(part) and hasattr(part, name)]
-        if value != usual[name] and not having:
-            raise Mistake(f"--{name} has no effect on {settings.strategy} ({settings.schedule}): leave it out")
+        if name in changed and not having:
+            raise _idle(name, settings)
         if value is not None:
             trigger = replace(trigger, **{name: value}) if trigger in having else trigger
             initialization = replace(initialization, **{name: value}) if initialization in having else initialization
-    return ng.Strategy(trigger, initialization)
+    strategy = ng.Strategy(trigger, initialization)
+    if "every" in changed and settings.static:
+        raise _idle("every", settings)
+    if "buffer" in changed and "activations" not in strategy.needs:
+        raise _idle("buffer", settings)
+    return strategy
+
+
+def _idle(name: str, settings: Settings) -> Mistake:
+    return Mistake(f"--{name} has no effect on {settings.strategy} ({settings.schedule}): leave it out")
 
 
 def data_of(settings: Settings, root: Path | None) -> datasets.Data:
