@@ -11,17 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import numpy as np
 import pytest
+import vl_convert
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neurogenesis import report
 from neurogenesis.experiments.errors import Mistake
 from neurogenesis.experiments.presets import STATIC
-from neurogenesis.report.figures import figures, save
+from neurogenesis.report import against_size
+from neurogenesis.report.figures import VEGA_LITE, figures, save
 from neurogenesis.report.sections import Section, lost, panels, section
-from neurogenesis.report.statistics import ellipse, evenly, pareto, statistic
+from neurogenesis.report.statistics import ellipse, evenly, statistic
 from neurogenesis.report.style import Look
 from neurogenesis.report.tables import cost, summary
 from neurogenesis.report.trace import Step, trace
@@ -164,17 +167,26 @@ def test_ellipses_that_are_none() -> None:
     assert set(ellipse([1.0, 1.0], [2.0, 2.0])) == {(1.0, 2.0)}
 
 
-_SMALL = st.integers(0, 6).map(float)
-
-
-@given(st.lists(st.tuples(_SMALL, _SMALL), max_size=12))
-def test_pareto_front_is_what_nothing_beats(points: list[tuple[float, float]]) -> None:
-    def beaten(point: tuple[float, float]) -> bool:
-        return any(other[0] <= point[0] and other[1] >= point[1] and other != point for other in points)
-
-    front = pareto(points)
-    assert set(front) == {index for index, point in enumerate(points) if not beaten(point)}
-    assert [points[index][0] for index in front] == sorted(points[index][0] for index in front)
+@pytest.mark.parametrize("best", ["accuracy", "time"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_front_is_what_no_other_mean_beats(seed: int, best: str) -> None:
+    random = np.random.default_rng(seed)
+    points = {tuple(map(int, point)) for point in random.integers(0, 7, (12, 2))}
+    sign = 1 if best == "accuracy" else -1
+    front = [
+        (x, y) for x, y in sorted(points) if not any(a <= x and sign * b >= sign * y for a, b in points - {(x, y)})
+    ]
+    legend = Look.of(["nest"]).legend([])
+    legend = replace(legend, colours={"NeST": "#000"})
+    scale = alt.Scale(domain=[0, 6])
+    drawn = against_size._front(legend, against_size._Axis(best, "", lambda result: 0.0)).mark_line()
+    drawn = drawn.encode(x=alt.X("size:Q", scale=scale, axis=None), y=alt.Y(f"{best}:Q", scale=scale, axis=None))
+    drawn = drawn.add_params(legend.shown).properties(width=600, height=600, padding=0)
+    rows = [{"strategy": "NeST", "size": x, best: y} for x, y in points]
+    svg = vl_convert.vegalite_to_svg({**drawn.to_dict(), "datasets": {"means": rows}}, vl_version=VEGA_LITE)
+    (path,) = re.findall(r'aria-roledescription="line mark"[^>]* d="M([^"]*)"', svg) or [""]
+    corners = [tuple(map(float, corner.split(","))) for corner in path.rstrip("Z").split("L")]
+    assert [(x / 100, 6 - y / 100) for x, y in corners] == front
 
 
 @given(st.integers(0, 2000), st.integers(2, 50))
@@ -384,8 +396,8 @@ def test_missing_failed_and_unfinished_runs_are_named(tmp_path: Path) -> None:
     (one,) = [section(study, study.name) for study in records.studies]
     note = lost(one.configurations)
     assert note == (
-        "4 of 6 runs missing: NORTH-Pre seed 1 missing, NORTH-Pre seed 3 failed, Small static seed 2 unfinished, "
-        "Small static seed 3 unreadable"
+        "4 of 6 runs are not shown: 1 failed (NORTH-Pre seed 3), 1 unfinished (Small static seed 2), "
+        "1 unreadable (Small static seed 3), 1 missing (NORTH-Pre seed 1)"
     )
     drawn = figures(one, Look.of(["north-pre", "small"]))
     assert all(figure.note == note for figure in drawn if not figure.choices)
@@ -396,6 +408,17 @@ def test_missing_failed_and_unfinished_runs_are_named(tmp_path: Path) -> None:
     ]
     text = report.draw(records, tmp_path / "out")[0].read_text()
     assert note in text and "failed: RuntimeError: out of memory" in text
+
+
+def test_many_missing_runs_are_counted_and_failed_ones_still_named(tmp_path: Path) -> None:
+    runs = fake.combinations(preset=["mnist"], strategy=["north-pre"], seed=list(range(1, 10)), epochs=[2])
+    place = fake.write_study(
+        tmp_path, "study", "Study", runs, absent=[f"north-pre-seed{seed}" for seed in range(3, 10)]
+    )
+    shutil.rmtree(place / "north-pre-seed2")
+    fake.write_run(place / "north-pre-seed2", runs[1], state="failed")
+    (one,) = sections_of(tmp_path)
+    assert lost(one.configurations) == "8 of 9 runs are not shown: 1 failed (NORTH-Pre seed 2), 7 missing"
 
 
 def test_only_unfinished_runs_still_show_what_there_is(tmp_path: Path) -> None:
@@ -436,7 +459,7 @@ RELATIVE = ["relative-widths", "relative-widths-at-the-end"]
         ("gamma", [SIZE, "sensitivity-to-gamma", CURVES, WIDTHS, TIMELINE]),
         ("learning_rate", [SIZE, "sensitivity-to-learning-rate", CURVES, WIDTHS, TIMELINE]),
         ("batch", [SIZE, "sensitivity-to-batch", CURVES, WIDTHS, TIMELINE]),
-        ("generated", [SIZE, "widths-against-features", "sensitivity-to-features", CURVES, TIMELINE]),
+        ("generated", ["widths-against-features", "sensitivity-to-features", CURVES, TIMELINE]),
         ("vgg", [SIZE, "sensitivity-to-gamma", CURVES, *RELATIVE, TIMELINE]),
         ("wrn", [SIZE, CURVES, *RELATIVE, TIMELINE]),
         ("trigger_cost", [SIZE, *RELATIVE, TIMELINE]),
@@ -568,7 +591,9 @@ def test_every_figure_is_drawn(studies: Studies, opened: Callable[[Path], Any], 
     tab = opened(page)
     drawn = tab.evaluate(DRAWN, None)
     assert len(drawn) == page.read_text().count("<figure ") and min(drawn.values()) > 0
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 1200
+    for width in (1200, 600, 390):
+        tab.set_viewport_size({"width": width, "height": 900})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.locator("nav a").count() == tab.locator("h2").count() == len(kinds)
 
 

@@ -11,7 +11,7 @@ import altair as alt
 
 from .records import Result
 from .sections import Configuration, Section, lost
-from .statistics import ellipse, pareto
+from .statistics import ellipse
 from .style import (
     FILL,
     MOST_SHAPES,
@@ -26,7 +26,6 @@ from .style import (
     plus_minus,
     shapes,
     significant,
-    table,
     time_unit,
     tips,
 )
@@ -70,9 +69,8 @@ def against_size(section: Section, look: Look) -> Figure | None:
         "means": [_mean(c, [size, accuracy, time], unit, seconds) for c in configurations],
         "runs": [row for c in configurations for row in _runs(c, [size, accuracy, time])],
     }
-    for axis, better in ((accuracy, 1), (time, -1)):
+    for axis in (accuracy, time):
         data[f"{axis.name} ellipses"] = _ellipses(configurations, size, axis)
-        data[f"{axis.name} front"] = _front(data["means"], axis.name, better)
     variants = list(dict.fromkeys(row["variant"] for row in data["means"]))
     told = tips("strategy:N", *(["variant:N"] if len(variants) > 1 else []))
     marks: dict[str, Any] = {}
@@ -82,13 +80,29 @@ def against_size(section: Section, look: Look) -> Figure | None:
     return Figure(
         f"{section.name}-accuracy-and-time-against-size",
         f"{section.accuracy.capitalize()} and training time against size",
-        "Large marks are means over seeds, small ones single runs. Ellipses are one standard deviation of both "
-        "quantities together. The dotted line is the Pareto front: no other configuration, hidden ones included, is "
-        f"both smaller and better.{' On logarithmic axes means and ellipses are of logarithms.' if size.log else ''}",
+        _caption(section, size.log or time.log, data["means"]),
         lost(section.configurations),
-        alt.hconcat(*charts, bounds="flush", spacing=80),
+        alt.hconcat(*charts, bounds="flush", spacing=80).resolve_scale(x="shared"),
         legend.painted(data),
+        hint="Point at a mark for its settings and numbers.",
     )
+
+
+def _caption(section: Section, log: bool, means: Sequence[Row]) -> str:
+    seeds = (
+        "Large marks are means over seeds, small ones single runs. Ellipses are one standard deviation of both "
+        f"quantities together.{' On logarithmic axes means and ellipses are of logarithms.' if log else ''} "
+    )
+    front = (
+        "The dotted line is the Pareto front: no other configuration is both smaller and better. There is none where "
+        "the smallest is the best."
+    )
+    spots: dict[tuple[float, float], list[str]] = {}
+    for row in means:
+        spots.setdefault((row["size"], row["accuracy"]), []).append(row["strategy"])
+    same = [" and ".join((", ".join(names[:-1]), names[-1])) for names in spots.values() if len(set(names)) > 1]
+    alike = f" On the same spot of the first figure: {'; '.join(same)}." if same else ""
+    return (seeds if section.seeds else "") + front + alike
 
 
 def _panel(
@@ -101,7 +115,7 @@ def _panel(
         alt.Tooltip("size:Q", title=size.title, format=","),
         alt.Tooltip(f"{axis.name}:Q", title=axis.title),
     )
-    front = table(f"{axis.name} front").mark_line(color="#222", strokeWidth=1.3, strokeDash=[2, 3])
+    front = _front(legend, axis).mark_line(color="#222", strokeWidth=1.3, strokeDash=[2, 3])
     around = legend.rows(f"{axis.name} ellipses").mark_line(strokeWidth=1.3, opacity=0.8)
     runs = legend.rows("runs").mark_point(filled=True, size=14, opacity=0.45)
     means = legend.rows("means").mark_point(filled=True, size=90, opacity=1).encode(x=x, y=y, **marks)
@@ -114,6 +128,24 @@ def _panel(
         width=360,
         height=290,
     )
+
+
+def _front(legend: Legend, axis: _Axis) -> alt.Chart:
+    """The means that are better than all smaller ones, of those that are shown."""
+    best, better, order = ("max", ">", "descending") if axis.name == "accuracy" else ("min", "<", "ascending")
+    sort: Any = [alt.SortField("size", "ascending"), alt.SortField(axis.name, order)]  # type: ignore[arg-type]
+
+    def window(operation: Any, field: str, name: str) -> alt.WindowFieldDef:
+        return alt.WindowFieldDef(op=operation, field=field, **{"as": name})  # type: ignore[arg-type]
+
+    # Vega has no window that ends before the present row.
+    front: alt.Chart = (
+        legend.rows("means")
+        .transform_window(window=[window(best, axis.name, "best")], frame=[None, 0], sort=sort)
+        .transform_window(window=[window("lag", "best", "before")], sort=sort)
+        .transform_filter(f"!isValid(datum.before) || datum.{axis.name} {better} datum.before")
+    )
+    return front
 
 
 def _mean(c: Configuration, axes: Sequence[_Axis], unit: str, seconds: float) -> Row:
@@ -146,11 +178,6 @@ def _ellipses(configurations: Sequence[Configuration], size: _Axis, axis: _Axis)
             for corner, (x, y) in enumerate(corners)
         ]
     return rows
-
-
-def _front(means: Sequence[Row], name: str, better: int) -> list[Row]:
-    front = pareto([(row["size"], better * row[name]) for row in means])
-    return [{"size": means[index]["size"], name: means[index][name]} for index in front]
 
 
 def _told(c: Configuration) -> Row:

@@ -42,7 +42,7 @@ def schedules(section: Section, look: Look) -> Figure | None:
         (f"{section.accuracy}, %", _accuracy),
         (f"training time, {unit}", lambda result: result.train_seconds / seconds),
     ]
-    kinds = sorted({_schedule(c) for c in grown}, reverse=True)  # linear before batched
+    kinds = sorted({_schedule(c) for c in grown})
     data: dict[str, list[Row]] = {}
     rows = []
     for title, value in measures:
@@ -67,9 +67,9 @@ def schedules(section: Section, look: Look) -> Figure | None:
     return Figure(
         f"{section.name}-schedules",
         "Initializations on fixed schedules",
-        "All these networks grow to the same size at the same steps; what differs is how new neurons are initialized. "
-        "Large marks are means with one standard deviation, small ones single runs."
-        + (" The grey line and band are Medium static, which has that size from the start." if static else ""),
+        "All these networks grow to the same size at the same steps; what differs is how new neurons are initialized."
+        + (" Large marks are means with one standard deviation, small ones single runs." if section.seeds else "")
+        + (" The grey line is Medium static, which has that size from the start." if static else ""),
         lost([c for c in section.configurations if c.strategy == "medium" or not c.static]),
         alt.vconcat(*rows),
         legend.painted(data),
@@ -106,8 +106,8 @@ def sensitivity(section: Section, key: str, look: Look) -> Figure | None:
     return Figure(
         f"{section.name}-sensitivity-to-{key.replace('_', '-')}",
         f"Sensitivity to {_noun(key)}",
-        f"{section.accuracy.capitalize()} and final size for each value of {_noun(key)}: means over seeds with one "
-        "standard deviation." + (" Horizontal lines and bands are static networks." if static else ""),
+        f"{section.accuracy.capitalize()} and final size for each value of {_noun(key)}{_over(section)}."
+        + (" Horizontal lines are static networks." if static else ""),
         lost(section.configurations),
         alt.concat(*charts, columns=2, bounds="flush", spacing={"row": 75, "column": 85}),
         legend.painted(data),
@@ -136,12 +136,15 @@ def features(section: Section, look: Look) -> Figure | None:
     return Figure(
         f"{section.name}-widths-against-features",
         "Final widths against independent features",
-        "How wide each layer is at the end of training when the data has more independent features: means over seeds "
-        "with one standard deviation.",
+        f"How wide each layer is at the end of training when the data has more independent features{_over(section)}.",
         lost([c for c in section.configurations if not c.static]),
         alt.concat(*charts, columns=3).resolve_scale(y="shared"),
         legend.painted(data),
     )
+
+
+def _over(section: Section) -> str:
+    return ": means over seeds with one standard deviation" if section.seeds else ""
 
 
 def _curve(name: str, x: alt.X, y: alt.Y, legend: Legend, owner: bool) -> list[alt.Chart]:

@@ -23,9 +23,9 @@ def figures(section: Section, look: Look) -> list[Figure]:
     """The figures of a section, in the order of reading."""
     independent = features(section, look)
     drawn = [
-        against_size(section, look),
-        schedules(section, look),
         independent,
+        None if independent else against_size(section, look),  # sizes for different data are not to be compared
+        schedules(section, look),
         *(sensitivity(section, key, look) for key in SETTINGS),
         learning_curves(section, look),
         *([] if independent else widths(section, look)),  # its panels tell the same

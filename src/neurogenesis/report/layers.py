@@ -9,13 +9,14 @@ import altair as alt
 from .curves import line_and_cloud, mean_row
 from .records import Run
 from .sections import Configuration, Section, lost, panels
-from .statistics import statistic
+from .statistics import evenly, statistic
 from .style import DEVIATION, FILL, HIGH, STROKE, Figure, Legend, Look, Row, layered, small_title, table, tips, toggled
 from .trace import size_at
 
 _FEW = 3  # layers that are drawn one by one, and variants that have room for their ends
 _MOMENTS = 100  # of training at which means are taken, at most
 _ALL_ROWS = 6000  # of the lines of a figure
+_NEURONS = alt.Scale(zero=True, nice=True)
 
 
 def widths(section: Section, look: Look) -> list[Figure]:
@@ -47,16 +48,15 @@ def _in_neurons(section: Section, configurations: Sequence[Configuration], look:
             name, end = ", ".join(named), f"{', '.join(named)} at the end"
             data[name] = [row for c in having for row in _sizes(c, layer, clock, moments)]
             data[end] = _ends(having, layer)
-            most = max(row.get("high", row["mean"]) for row in [*data[name], *data[end]])
-            scale = alt.Scale(domain=[0, most], nice=True)
             told = tips("strategy:N", f"{clock.unit}:Q", alt.Tooltip("mean:Q", title="neurons"), DEVIATION)
-            x, y = clock.axis(width), alt.Y("mean:Q", title="neurons" if roomy or not charts else None, scale=scale)
+            x, y = clock.axis(width), alt.Y("mean:Q", title="neurons" if roomy or not charts else None, scale=_NEURONS)
             over = line_and_cloud(name, x, y, legend, told, owner=not charts, steps=True)
             title = small_title(name if roomy else named)
             charts.append(layered(*over, width=width, height=height, title=title))
             if roomy:
-                marks, beside = _end_marks(end, legend, scale), max(60, 24 * len(legend.names))
+                marks, beside = _end_marks(end, legend), max(60, 24 * len(legend.names))
                 charts.append(layered(*marks, width=beside, height=height, title=small_title("at the end")))
+    spacing = {"row": 90, "column": 16 if roomy else 50}
     columns = 2 if roomy or len(parts) == 1 else 4 if len(section.layers) == 2 else 3
     return Figure(
         f"{section.name}-widths",
@@ -64,14 +64,14 @@ def _in_neurons(section: Section, configurations: Sequence[Configuration], look:
         f"Neurons of each layer while training goes on{section.seeds}."
         + (" Right: where it ended, a dot per run and a bar at the mean." if roomy else ""),
         lost(section.configurations),
-        alt.concat(*charts, columns=columns, bounds="flush", spacing={"row": 90, "column": 16 if roomy else 50}),
+        alt.concat(*charts, columns=columns, bounds="flush", spacing=spacing).resolve_scale(y="shared"),
         legend.painted(data),
     )
 
 
-def _end_marks(name: str, legend: Legend, scale: alt.Scale) -> list[alt.Chart]:
+def _end_marks(name: str, legend: Legend) -> list[alt.Chart]:
     x = legend.places.axis(alt.Axis(labels=False, ticks=False))
-    y = alt.Y("mean:Q", title=None, axis=alt.Axis(labels=False, ticks=False), scale=scale)
+    y = alt.Y("mean:Q", title=None, axis=alt.Axis(labels=False, ticks=False), scale=_NEURONS)
     rows = legend.rows(name)
     dots = rows.transform_filter("isValid(datum.seed)").mark_point(filled=True, size=26, opacity=0.6)
     bars = rows.transform_filter("!isValid(datum.seed)").mark_tick(thickness=2.5, size=18)
@@ -103,8 +103,8 @@ def _relative(section: Section, grown: Sequence[Configuration]) -> Figure:
     return Figure(
         f"{section.name}-relative-widths",
         "Relative widths during training",
-        f"Each layer's width relative to {section.standard}, mean over seeds, from the first layer (dark) to the "
-        "last (light). The dashed line is 1.",
+        f"Each layer's width relative to {section.standard}{', mean over seeds' if section.seeds else ''}, from the "
+        "first layer (dark) to the last (light). The dashed line is 1.",
         lost([c for c in section.configurations if not c.static]),
         alt.concat(*charts, columns=3).resolve_scale(y="shared"),
         data,
@@ -133,8 +133,8 @@ def _relative_at_the_end(section: Section, grown: Sequence[Configuration], look:
     return Figure(
         f"{section.name}-relative-widths-at-the-end",
         "Relative widths at the end of training",
-        f"Where networks grew: each layer's final width relative to {section.standard}, mean over seeds with one "
-        "standard deviation. The dashed line is 1.",
+        f"Where networks grew: each layer's final width relative to {section.standard}"
+        f"{', mean over seeds with one standard deviation' if section.seeds else ''}. The dashed line is 1.",
         lost([c for c in section.configurations if not c.static]),
         alt.vconcat(*charts).resolve_scale(y="shared"),
         legend.painted(data),
@@ -164,12 +164,13 @@ def _moments(lines: int) -> int:
 
 
 def _sizes(c: Configuration, layer: str, clock: _Clock, moments: int, relative: bool = False) -> list[Row]:
-    """Mean sizes where one changes, or at even distances if that is often; of a stretch without change, its ends."""
+    """Mean sizes where one changes, at some of these if they are many; of a stretch without change, its ends."""
     units = [run.result.unit(layer) if relative and run.result else 1 for run in c.finished]
     rows: list[Row] = []
-    changes = {step / run.trace.steps for run in c.finished for step, _ in run.trace.changes[layer]}
-    often = len(changes) > 2 * moments
-    for part in [moment / moments for moment in range(moments + 1)] if often else sorted({*changes, 0.0, 1.0}):
+    changes = sorted(
+        {step / run.trace.steps for run in c.finished for step, _ in run.trace.changes[layer]} | {0.0, 1.0}
+    )
+    for part in [changes[index] for index in evenly(len(changes), 2 * moments)]:
         pairs = zip(c.finished, units, strict=True)
         found = statistic([size_at(run.trace.changes[layer], part * run.trace.steps) / unit for run, unit in pairs])
         assert found is not None

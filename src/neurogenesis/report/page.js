@@ -61,7 +61,8 @@
 
   async function draw(chart, data) {
     const { specification } = figures[chart.dataset.figure];
-    const { view } = await vegaEmbed(chart, { ...specification, datasets: datasets(data) }, options);
+    const named = { ...options, downloadFileName: chart.dataset.figure };
+    const { view } = await vegaEmbed(chart, { ...specification, datasets: datasets(data) }, named);
     follow(view, specification);
     return view;
   }

@@ -16,12 +16,15 @@ import vl_convert
 
 from .figures import VEGA_LITE
 from .records import Records, Run
-from .sections import Section, heading, lost, shown
+from .sections import LOST, Section, heading, lost, shown
 from .style import Data, Figure, Look, Row
 from .tables import Table, cost, summary
 
 # Nothing may be loaded from anywhere. Vega makes functions of expressions.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+_LONG = 24  # rows of a table that would keep one from the figures
 
 
 def page(records: Records, drawn: Sequence[tuple[Section, Sequence[Figure]]], look: Look) -> str:
@@ -69,11 +72,11 @@ def _title(drawn: Sequence[tuple[Section, object]]) -> str:
 def _counts(runs: Sequence[Run]) -> str:
     finished = sum(run.state == "finished" for run in runs)
     told = f"{finished} finished run{'' if finished == 1 else 's'}"
-    for state in ("unfinished", "failed", "missing", "unreadable"):
+    for state in LOST:
         if number := sum(run.state == state for run in runs):
             told += f", {number} {state}"
     hints = (
-        "Click on a name in a legend to hide or show it in all figures, on the head of a column to sort by it. "
+        "Click on a strategy in a legend to hide or show it in all figures, on the head of a column to sort by it. "
         "The three dots beside a figure save it."
     )
     return f'<p>{told}</p><p class="soft screen">{hints}</p>'
@@ -89,17 +92,22 @@ def _navigation(drawn: Sequence[tuple[Section, object]], records: Records) -> st
 
 
 def _section(section: Section, figures: Sequence[Figure], look: Look, several: bool) -> str:
-    costs = cost(section)
-    *others, last = figures if figures else [None]
     title = f"<h2>{escape(section.title)}</h2>" if several else ""
+    costs, results = cost(section), summary(section)
+    first, last = [_table(results, look)], [_table(costs, look)] if costs else []
+    if len(results.rows) > _LONG:  # figures first
+        first, last = [], first + last
+    if section.epochs <= 1:  # too short for results: a study of cost
+        first, last = last + first, []
+    timeline = [figure for figure in figures if figure.choices]
     parts = [
         f'<section id="{escape(section.name)}">{title}',
         f'<p class="soft">{escape(_common(section))}</p>',
         _lost(section),
-        _table(summary(section), look),
-        *(_figure(figure) for figure in others if figure is not None),
-        _table(costs, look) if costs else "",
-        _figure(last) if last is not None else "",
+        *first,
+        *(_figure(figure) for figure in figures if figure not in timeline),
+        *last,
+        *(_figure(figure) for figure in timeline),
         "</section>",
     ]
     return "".join(parts)
@@ -125,7 +133,7 @@ def _lost(section: Section) -> str:
     if not gone:
         return ""
     items = "".join(f"<li><code>{escape(str(run.path))}</code> {escape(_why(run))}</li>" for run in gone)
-    return f'<details><summary class="note">{escape(told.split(":")[0])}</summary><ul>{items}</ul></details>'
+    return f'<details><summary class="note">{escape(told)}</summary><ul>{items}</ul></details>'
 
 
 def _why(run: Run) -> str:
@@ -136,7 +144,8 @@ def _figure(figure: Figure) -> str:
     note = f'<p class="note">{escape(figure.note)}</p>' if figure.note else ""
     about = f'<p class="soft">{_select(figure)}<span class="about"></span></p>' if figure.choices else ""
     return (
-        f'<figure id="{escape(figure.name)}"><h3>{escape(figure.title)}</h3><p class="how">{escape(figure.caption)}</p>'
+        f'<figure id="{escape(figure.name)}"><h3>{escape(figure.title)}</h3>'
+        f'<p class="how">{escape(figure.caption)} <span class="screen">{escape(figure.hint)}</span></p>'
         f'{note}{about}<div class="chart" data-figure="{escape(figure.name)}"></div></figure>'
     )
 

@@ -22,7 +22,9 @@ _NAMES = {
     "small": "Small static", "medium": "Medium static", "big": "Big static",
     "effective_dimension": "effective dimension",
 }  # fmt: skip
-_HEADINGS = {"learning_rate": "learning rate", "hidden": "hidden layers", "features": "independent features"}
+_HEADINGS = {"hidden": "hidden layers", "features": "independent features", "batch": "batch size"}
+LOST = ("failed", "unfinished", "unreadable", "missing")
+GRADIENT = ("gradmax", "firefly", "nest")
 # What only growing networks look at.
 _GROWTH = (
     "schedule", "metric", "gamma", "scale", "buffer", "every", "initial", "medium", "maximum",
@@ -54,6 +56,12 @@ def strategy_of(settings: Mapping[str, Any]) -> str:
     """The strategy of a run, that of an ablation by a name of its own."""
     name: str = settings["strategy"]
     return f"{name}-least" if settings.get("least") and name not in STATIC else name
+
+
+def gamma_of(settings: Mapping[str, Any]) -> float:
+    """The gamma of a run, its strategy's own where none is set."""
+    of_weights = settings["strategy"] == "north-weight"
+    return settings.get("gamma") or (0.99 if of_weights else 0.9 if "images" in settings else 0.97)
 
 
 def heading(key: str) -> str:
@@ -126,6 +134,11 @@ class Section:
         return [configuration for configuration in self.configurations if configuration.finished]
 
     @property
+    def epochs(self) -> int:
+        """The epochs of the longest run."""
+        return max((len(run.epochs) for run in self.runs), default=0)
+
+    @property
     def seeds(self) -> str:
         """How to read what is drawn of a configuration; nothing where each is a single run."""
         several = any(len(configuration.finished) > 1 for configuration in self.configurations)
@@ -183,18 +196,19 @@ def section(study: Study, name: str) -> Section:
     return Section(name, title, _accuracy(study.runs), keys, configurations)
 
 
-def lost(configurations: Sequence[Configuration], limit: int = 6) -> str:
+def lost(configurations: Sequence[Configuration], limit: int = 4) -> str:
     """Which runs are not in a figure of these configurations, and why; empty where all are."""
-    runs = [(c, run) for c in configurations for run in c.runs]
-    gone = [
-        f"{c.name}{f' ({c.label()})' if c.label() else ''} seed {run.settings['seed']} {run.state}"
-        for c, run in runs
-        if run.state != "finished"
-    ]
-    if not gone:
-        return ""
-    more = f" and {len(gone) - limit} more" if len(gone) > limit else ""
-    return f"{len(gone)} of {len(runs)} runs missing: {', '.join(gone[:limit])}{more}"
+    every = [run for c in configurations for run in c.runs]
+    gone = {state: [(c, run) for c in configurations for run in c.runs if run.state == state] for state in LOST}
+    parts = []
+    for state in (state for state in LOST if gone[state]):
+        named = [
+            f"{c.name}{f' ({c.label()})' if c.label() else ''} seed {run.settings['seed']}" for c, run in gone[state]
+        ]
+        most = 0 if state == "missing" and len(named) > limit else limit
+        more = f" and {len(named) - most} more" if len(named) > most > 0 else ""
+        parts.append(f"{len(named)} {state}" + (f" ({', '.join(named[:most])}{more})" if most else ""))
+    return f"{sum(map(len, gone.values()))} of {len(every)} runs are not shown: {', '.join(parts)}" if parts else ""
 
 
 def slug(text: str) -> str:
@@ -209,8 +223,9 @@ def slug(text: str) -> str:
 
 def _relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a run looks at; keeping the least orthogonal candidates makes another strategy."""
-    static = settings["strategy"] in STATIC
-    kept = {key: value for key, value in settings.items() if not (static and key in _GROWTH)}
+    strategy = settings["strategy"]
+    idle = _GROWTH if strategy in STATIC else ("gamma",) if strategy in GRADIENT else ()
+    kept = {key: value for key, value in settings.items() if key not in idle}
     return {**kept, "strategy": strategy_of(settings)}
 
 

@@ -1,4 +1,4 @@
-"""Means, ellipses and fronts: pure functions of numbers."""
+"""Means and ellipses: pure functions of numbers."""
 
 from __future__ import annotations
 
@@ -59,20 +59,6 @@ def ellipse(xs: Sequence[float], ys: Sequence[float], corners: int = 40) -> list
     up = math.sqrt(max(0.0, covariance(ys, ys) - slope**2))
     angles = [2 * math.pi * corner / corners for corner in range(corners + 1)]
     return [(x + across * math.cos(t), y + slope * math.cos(t) + up * math.sin(t)) for t in angles]
-
-
-def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which pairs of a cost and a value no other beats: none costs less without being worth less. Cheapest first.
-
-    Example:
-        >>> pareto([(3.0, 9.0), (1.0, 5.0), (2.0, 4.0)])
-        [1, 0]
-    """
-    front: list[int] = []
-    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1])):
-        if not front or points[index][1] > points[front[-1]][1] or points[index] == points[front[-1]]:
-            front.append(index)
-    return front
 
 
 def evenly(count: int, limit: int) -> list[int]:

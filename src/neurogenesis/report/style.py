@@ -11,13 +11,14 @@ from typing import Any
 
 import altair as alt
 
-from .sections import Configuration, display, rank
+from ..experiments.presets import STATIC
+from .sections import ORDER, Configuration, display, rank
 from .statistics import Statistic
 
 Row = dict[str, Any]
 Data = Mapping[str, Sequence[Row]]
 
-# Told apart with any colour vision: Okabe and Ito, then Tol's muted scheme for the further ones.
+# Okabe and Ito's, then of Tol's muted scheme, for any colour vision; static networks are grey, with dashed lines.
 _COLOURS = {
     "north-select": "#0072B2", "north-select-least": "#332288", "north-pre": "#56B4E9", "north-random": "#009E73",
     "north-weight": "#E69F00", "north-integrated": "#CC79A7", "gradmax": "#D55E00", "firefly": "#882255",
@@ -65,6 +66,8 @@ class Figure:
     chart: alt.TopLevelMixin
     data: Data = field(default_factory=dict)
     choices: Sequence[Choice] = ()
+    hint: str = ""
+    """What one can do with it on the page."""
 
     @cached_property
     def specification(self) -> Row:
@@ -74,15 +77,12 @@ class Figure:
         return {**specification, "config": CONFIG}
 
     def titled(self, choice: Choice | None = None) -> Row:
-        """The chart as Vega-Lite that stands alone: with data, title and note."""
+        """The chart as Vega-Lite that stands alone: with data, title, caption and note."""
         title = f"{self.title}: {choice.label}" if choice else self.title
-        notes = [*([choice.about] if choice else []), *([self.note] if self.note else [])]
-        subtitle = [line for note in notes for line in textwrap.wrap(note, 110)]
-        data = choice.data if choice else self.data
-        colour = "#b00020" if self.note else "#555"
-        heading: Row = {"text": textwrap.wrap(title, 90), "subtitleColor": colour}
-        heading |= {"subtitle": subtitle} if subtitle else {}
-        return {**self.specification, "title": heading, "datasets": data}
+        told = [self.note, choice.about if choice else "", self.caption]
+        subtitle = [line for text in told for line in textwrap.wrap(text, 150)]
+        heading: Row = {"text": textwrap.wrap(title, 90), "subtitle": subtitle, "subtitleColor": "#555"}
+        return {**self.specification, "title": heading, "datasets": choice.data if choice else self.data}
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,10 @@ class Legend:
 
     @property
     def shape(self) -> alt.Shape:
-        """Shapes in addition to colours."""
-        shapes = [_SHAPES[index % len(_SHAPES)] for index in range(len(self.names))]
+        """Shapes in addition to colours, the same ones in all figures."""
+        known = [display(strategy) for strategy in (*ORDER, *STATIC)]
+        own = [*known, *(name for name in self.names if name not in known)]
+        shapes = [_SHAPES[own.index(name) % len(_SHAPES)] for name in self.names]
         return alt.Shape("strategy:N", title="strategy", scale=alt.Scale(domain=self.names, range=shapes))
 
     def rows(self, name: str) -> alt.Chart:
@@ -168,6 +170,11 @@ def shapes(variants: Sequence[str]) -> alt.Shape:
 FILL, STROKE = alt.Fill("colour:N", scale=None), alt.Stroke("colour:N", scale=None)
 HIGH, EACH = alt.Y2("high:Q"), alt.Detail("strategy:N")
 DEVIATION = alt.Tooltip("deviation:N", title="sd")
+STATIC_DASHED = alt.condition(
+    alt.FieldOneOfPredicate(field="strategy", oneOf=[display(name) for name in STATIC]),
+    alt.value([5, 2]),
+    alt.value([1, 0]),
+)
 MOST_SHAPES = len(_SHAPES)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .records import Result
-from .sections import Configuration, Section, heading, shown
+from .sections import Configuration, Section, gamma_of, heading, shown
 from .statistics import Statistic, statistic
 from .style import plus_minus, significant, time_unit
 from .trace import Cost
@@ -98,7 +98,7 @@ def _table(
 def _setting(c: Configuration, key: str) -> Cell:
     if key not in c.values:
         return Cell(NOTHING, "")
-    value = c.values[key]
+    value = gamma_of(c.runs[0].settings) if key == "gamma" else c.values[key]
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return Cell(shown(value), float(value) if number else shown(value))
 
@@ -107,7 +107,7 @@ def _widths(section: Section) -> dict[str, Callable[[Configuration], Cell]]:
     layers = section.layers
     if len(layers) <= _FEW:
         return {layer: lambda c, layer=layer: _width(c, layer) for layer in layers}  # type: ignore[misc]
-    return {"relative widths": lambda c: Cell(_relative(c, layers), 0.0)}
+    return {"relative widths": lambda c: Cell(_relative(c, layers), _mean_relative(c, layers))}
 
 
 def _width(c: Configuration, layer: str) -> Cell:
@@ -122,6 +122,12 @@ def _relative(c: Configuration, layers: Sequence[str]) -> str:
         return NOTHING if found is None else f"{found.mean:.2f}"
 
     return " ".join(mean(layer) for layer in layers if c.has(layer))
+
+
+def _mean_relative(c: Configuration, layers: Sequence[str]) -> float:
+    found = [c.statistic(lambda result: result.relative(layer)) for layer in layers if c.has(layer)]  # noqa: B023
+    means = [one.mean for one in found if one is not None]
+    return sum(means) / len(means) if means else -1.0
 
 
 def _of(c: Configuration, value: Callable[[Result], float], form: str) -> Cell:

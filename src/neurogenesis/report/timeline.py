@@ -5,12 +5,11 @@ from __future__ import annotations
 import altair as alt
 
 from .records import Run
-from .sections import ORDER, Configuration, Section, shown, slug
+from .sections import GRADIENT, ORDER, Configuration, Section, gamma_of, shown, slug
 from .style import Choice, Figure, Row, brief, layered, table, tips
 
 _KINDS = {"metric": "#0072B2", "threshold": "#D55E00", "neurons": "#8a8a8a", "growth": "#222222"}
 _WIDTH = 800
-_GRADIENT = ("gradmax", "firefly", "nest")
 
 
 def timelines(section: Section) -> Figure | None:
@@ -31,11 +30,12 @@ def timelines(section: Section) -> Figure | None:
         f"{section.name}-timeline",
         "Growth of a run, step by step",
         "Why it grew: for each width what the trigger measured (blue), the threshold (dashed orange) and the number of "
-        "neurons (grey). Dots mark growth; point at one for its numbers. Above: training loss and accuracy after each "
-        "epoch.",
+        "neurons (grey). Dots mark growth. Nothing is measured any more where a width has reached its maximum. Above: "
+        "training loss and accuracy after each epoch.",
         "",
         alt.vconcat(_progress(section), _growth(), spacing=18),
         choices=unique,
+        hint="Point at a dot for its numbers.",
     )
 
 
@@ -117,21 +117,23 @@ def _metric(run: Run) -> str:
     strategy, settings = run.settings["strategy"], run.settings
     if settings.get("schedule", "dynamic") != "dynamic":
         return " Grows where the width (metric) is below what the schedule asks for (threshold)."
-    if strategy in _GRADIENT:
+    if strategy in GRADIENT:
         scale = shown(settings.get("scale", 0.5))
         return (
-            " Grows where singular values of the auxiliary gradient, of which the metric is the largest or a bound of "
-            f"it, are above {scale} times the summed gradient norms of present neurons."
+            f" Adds a neuron for each singular value of the auxiliary gradient that is above {scale} times the summed "
+            "gradient norms of present neurons. The metric is the largest of them, or a bound of it where that is "
+            "enough to decide, so that it jumps between the two."
         )
     if strategy not in ORDER:
         return ""
     of_weights, convolutional = strategy == "north-weight", "images" in settings
-    gamma = settings.get("gamma") or (0.99 if of_weights else 0.9 if convolutional else 0.97)
-    measured = "effective dimension" if of_weights else shown(settings.get("metric", "effective_dimension"))
+    gap = not of_weights and settings.get("metric") == "orthogonality"
+    measured = "1 minus the orthogonality gap" if gap else "effective dimension, as a part of the width,"
+    of = {"north-weight": "weights", "north-integrated": "activations scaled by the weights that leave them"}
     baseline = "the largest so far" if convolutional and not of_weights else "that of the untrained network"
     return (
-        f" Grows where the {measured} of {'weights' if of_weights else 'activations'}, as a part of the width, is "
-        f"above gamma ({shown(gamma)}) times {baseline}; by as many neurons as it is above."
+        f" Grows where the {measured} of {of.get(strategy, 'activations')} is above gamma "
+        f"({shown(gamma_of(settings))}) times {baseline}: by the difference times the width."
     )
 
 
