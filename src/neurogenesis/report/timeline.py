@@ -30,8 +30,7 @@ def timelines(section: Section) -> Figure | None:
         f"{section.name}-timeline",
         "Growth of a run, step by step",
         "Why it grew: for each width what the trigger measured (blue), the threshold (dashed orange) and the number of "
-        "neurons (grey). Dots mark growth. Nothing is measured any more where a width has reached its maximum. Above: "
-        "training loss and accuracy after each epoch.",
+        "neurons (grey). Dots mark growth. Above: training loss and accuracy after each epoch.",
         "",
         alt.vconcat(_progress(section), _growth(), spacing=18),
         choices=unique,
@@ -107,7 +106,7 @@ def _steps(axis: alt.Axis) -> alt.X:
 
 def _choice(c: Configuration, run: Run) -> Choice:
     label = ", ".join(part for part in (c.name, c.label(), f"seed {run.settings['seed']}") if part)
-    about = f"{run.trace.growths} growths in {run.trace.steps:,} steps: {_ends(run)}.{_metric(run)}"
+    about = f"{run.trace.growths} growths in {run.trace.steps:,} steps: {_ends(run)}.{_metric(run)}{_full(run)}"
     state = "" if run.state == "finished" else f" ({run.state})"
     return Choice(slug(run.path.name), label + state, about, {"epochs": _epochs(run), "steps": _points(run)})
 
@@ -128,13 +127,22 @@ def _metric(run: Run) -> str:
         return ""
     of_weights, convolutional = strategy == "north-weight", "images" in settings
     gap = not of_weights and settings.get("metric") == "orthogonality"
-    measured = "1 minus the orthogonality gap" if gap else "effective dimension, as a part of the width,"
+    measured, part = (
+        ("1 minus the orthogonality gap", "") if gap else ("effective dimension", ", as a part of the width,")
+    )
     of = {"north-weight": "weights", "north-integrated": "activations scaled by the weights that leave them"}
     baseline = "the largest so far" if convolutional and not of_weights else "that of the untrained network"
     return (
-        f" Grows where the {measured} of {of.get(strategy, 'activations')} is above gamma "
+        f" Grows where the {measured} of {of.get(strategy, 'activations')}{part} is above gamma "
         f"({shown(gamma_of(settings))}) times {baseline}: by the difference times the width."
     )
+
+
+def _full(run: Run) -> str:
+    """Why lines end before the training does."""
+    looked = [[point.step for point in points if point.metric is not None] for points in run.trace.points.values()]
+    early = any(steps and steps[-1] < 0.95 * run.trace.steps for steps in looked)
+    return " A width at its maximum is not measured any more." if early else ""
 
 
 def _ends(run: Run) -> str:
