@@ -15,7 +15,13 @@ from neurogenesis.experiments.presets import PRESETS, Settings
 
 def tiny(preset: str = "digits", **changes: Any) -> Settings:
     """Settings that train in a second."""
-    return PRESETS[preset](**{"epochs": 3, "batch": 256, "buffer": 256, "every": 1, **changes})
+    chosen = {"epochs": 3, "batch": 256, **changes}
+    settings = PRESETS[preset](**chosen)
+    dynamic = settings.schedule == "dynamic" and not settings.static
+    looks = settings.strategy in ("north-select", "north-pre") or (
+        settings.strategy in ("north-random", "north-integrated") and dynamic
+    )
+    return PRESETS[preset](**({"every": 1} if dynamic else {}) | ({"buffer": 256} if looks else {}) | chosen)
 
 
 def command(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -16,6 +16,7 @@ import pytest
 from neurogenesis.cli import _value, main
 from neurogenesis.experiments.data import SOURCES
 from neurogenesis.experiments.presets import PRESETS
+from tests import fake_runs as fake
 from tests.runs import assert_same_run, command, lines
 
 OPTIONAL = ["altair", "cyclopts", "pooch", "rich", "sklearn", "tensorboard", "torchvision", "vl_convert"]
@@ -35,6 +36,13 @@ def test_models_of_other_packages_are_found(model: str, capsys: pytest.CaptureFi
 def test_arguments_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["widths", "torch.nn:Linear", "6", "5", "False", "--input", "2,6"]) == 0
     assert "no: a size of the model's output" in capsys.readouterr().out
+    assert main(["widths", "torch.nn:Linear", "6", "out_features=5", "bias=False", "--input", "2,6"]) == 0
+    assert "no: a size of the model's output" in capsys.readouterr().out
+
+
+def test_a_model_without_widths_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["widths", "torch.nn:Identity", "--input", "2,6"]) == 0
+    assert "no width found in torch.nn:Identity" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("text", "value"), [("3", 3), ("0.5", 0.5), ("False", False), ("[1, 2]", [1, 2]), ("a", "a")])
@@ -50,9 +58,20 @@ def test_arguments_are_python_values(text: str, value: object) -> None:
         ("tests.cases:nothing", "5,6", "no attribute 'nothing'"),
         ("tests.cases:randn", "5,6", "not a torch.nn.Module"),
         ("tests.cases:mlp", "5,7", "the model rejects the example"),
+        ("torch.nn:Linear", "5,7", "cannot make torch.nn:Linear: TypeError"),
+        ("a_model_of_theirs:fall", "5,7", "cannot make a_model_of_theirs:fall: RuntimeError: it fell"),
     ],
 )
-def test_mistakes_are_named(model: str, shape: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_named(
+    model: str,
+    shape: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "a_model_of_theirs.py").write_text("def fall(): raise RuntimeError('it fell')")
+    monkeypatch.syspath_prepend(tmp_path)
     assert main(["widths", model, "--input", shape]) == 1
     assert message in capsys.readouterr().err
 
@@ -115,6 +134,11 @@ def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.Cap
         (["run", "mnits"], 'Did you mean "mnist"'),
         (["run", "digits", "--learning-rat", "1"], "Did you mean --learning-rate?"),
         (["run", "digits", "--lr", "1"], "All options: neurogenesis run digits --help"),
+        (["run", "digits", "--epochs", "1.5"], '--epochs: unable to convert "1.5" into int'),
+        (["run", "digits", "--initial", "4.6"], '--initial: unable to convert "4.6" into int'),
+        (["sweep", "digits", "--seeds", "1", "1.5"], '--seeds: unable to convert "1.5" into int'),
+        (["run", "digits", "--data", "somewhere"], "--data has no effect on digits"),
+        (["sweep", "digits", "--dry-run", "--device", "gpu"], "--device gpu"),
         (["run", "digits", "--strategy", "gradmaks"], "Did you mean 'gradmax'?"),
         (["run", "digits", "--schedule", "liner"], 'Did you mean "linear"?'),
         (["run", "digits", "--epochs", "many"], "--epochs"),
@@ -234,9 +258,30 @@ def test_without_data_and_network_one_message_says_which_files_go_where(
     monkeypatch.chdir(tmp_path)
     assert main([*words, "--data", "data"]) == 1
     said = capsys.readouterr().err
-    assert said.count("mnist is not in data/mnist") == 1
+    assert said.count("mnist is not in data/mnist (there is no data) and cannot be fetched into it") == 1
     assert all(file.name in said for file in nowhere.files)
-    assert not (tmp_path / "runs").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_are_timed_or_share_a_device_are_made_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("trigger-cost-small", "--only", "small*"), ("digits", "--only", "small*", "--device", "cpu:0")):
+        assert main(["sweep", *words, "--seeds", "1", "--dry-run"]) == 0
+        assert "1 of 1 runs to do, 1 at a time" in capsys.readouterr().out
+
+
+def test_a_report_goes_where_runs_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.write_run(tmp_path / "run", fake.settings(epochs=2))
+    assert main(["report", str(tmp_path / "nowhere"), str(tmp_path / "run"), "--format", "html", "svg"]) == 0
+    printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert {path.parent for path in printed} == {tmp_path / "run"}
+    assert {path.suffix for path in printed} == {".html", ".svg"}
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_figures_of_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.write_json(tmp_path / "settings.json", fake.settings(epochs=2))
+    assert main(["report", str(tmp_path), "--format", "svg"]) == 1
+    assert "nothing to draw" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

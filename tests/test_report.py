@@ -267,6 +267,38 @@ def test_growing_settings_do_not_split_static_networks(studies: Studies) -> None
     assert all(static in some for _, some in panels(one.finished))
 
 
+def test_static_networks_of_different_sizes_are_not_taken_together(tmp_path: Path) -> None:
+    runs = fake.combinations(
+        preset=["mnist"], strategy=["big"], maximum=[256, 784], initial=[64], seed=[1, 2], epochs=[2]
+    )
+    (one,) = sections_of(fake.write_study(tmp_path, "study", "Study", runs))
+    assert [(c.values, len(c.runs)) for c in one.configurations] == [({"maximum": 256}, 2), ({"maximum": 784}, 2)]
+
+
+def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
+    for name, state in (("a", "unfinished"), ("b", "finished"), ("c", "finished")):
+        fake.write_run(tmp_path / name, fake.settings(epochs=2), state=state)
+    records = report.read([tmp_path])
+    assert [run.path.name for run in records.runs] == ["b"]
+    assert {(left.path.name, left.reason) for left in records.left_out} == {
+        ("a", f"the same run as {tmp_path / 'b'}"),
+        ("c", f"the same run as {tmp_path / 'b'}"),
+    }
+
+
+def test_a_run_that_failed_before_its_records_began_says_why(tmp_path: Path) -> None:
+    runs = fake.combinations(preset=["mnist"], strategy=["north-pre"], seed=[1, 2], epochs=[2])
+    place = fake.write_study(tmp_path, "study", "Study", runs, absent=["north-pre-seed1"])
+    (place / "north-pre-seed1").mkdir()
+    (place / "north-pre-seed1" / "failure.txt").write_text("killed by SIGKILL\n")
+    records = report.read([tmp_path])
+    assert {(run.settings["seed"], run.state, run.failure) for run in records.runs} == {
+        (1, "failed", "killed by SIGKILL"),
+        (2, "finished", ""),
+    }
+    assert not records.left_out
+
+
 def test_the_ablation_of_select_is_a_strategy_of_its_own(tmp_path: Path) -> None:
     runs = fake.combinations(preset=["mnist"], strategy=["north-select"], least=[False, True], seed=[1], epochs=[2])
     (one,) = sections_of(fake.write_study(tmp_path, "study", "Study", runs))

@@ -132,6 +132,24 @@ def test_a_run_killed_before_it_has_begun_can_be_made_again(tmp_path: Path, monk
     assert not (tmp_path / settings.label / "failure.txt").exists()
 
 
+def test_a_run_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
+    spoilt, fine = tiny(strategy="small"), tiny(strategy="medium")
+    (tmp_path / spoilt.label).mkdir()
+    (tmp_path / spoilt.label / "result.json").write_text("{")
+    progress = sweep([spoilt, fine], tmp_path, workers=1)
+    assert progress.finished == [fine.label]
+    assert "result.json is not valid JSON" in progress.failed[spoilt.label]
+
+
+def test_a_run_refused_before_its_records_begin_says_why_in_its_directory(tmp_path: Path) -> None:
+    settings = tiny(strategy="small")
+    (tmp_path / settings.label).mkdir()
+    (tmp_path / settings.label / "thesis.tex").write_text("mine")
+    claim(tmp_path, "digits", "", [settings])
+    sweep([settings], tmp_path, workers=1)
+    assert "is not a run (it has thesis.tex)" in (tmp_path / settings.label / "failure.txt").read_text()
+
+
 def test_a_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
     settings = tiny(strategy="small")
     (tmp_path / settings.label).mkdir()

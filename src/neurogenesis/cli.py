@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,10 +17,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 try:
-    from cyclopts import App, Group, Parameter
+    from cyclopts import App, ArgumentCollection, CoercionError, Group, Parameter
     from cyclopts.exceptions import CycloptsError
 except ImportError:
     sys.exit("neurogenesis: the command takes more than the library: pip install 'torch-neurogenesis[experiments]'")
@@ -30,8 +31,24 @@ from .experiments.presets import PRESETS, Settings
 if TYPE_CHECKING:
     from torch import nn
 
+
+def _refuse_parts(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Whole numbers must be whole: they would be rounded."""
+    for argument in arguments:
+        if _of(argument.hint, int) and not _of(argument.hint, float):
+            for token in argument.tokens:
+                if "." in token.value:
+                    raise CoercionError(token=token, argument=argument, target_type=int)
+
+
+def _of(hint: Any, kind: type) -> bool:
+    """Whether a type is made of another."""
+    return hint is kind or any(_of(part, kind) for part in get_args(hint))
+
+
 app = App(
     name="neurogenesis",
+    config=_refuse_parts,
     help="Grow neural networks while they train.",
     version=lambda: f"neurogenesis {version('torch-neurogenesis')}",
     suppress_keyboard_interrupt=False,
@@ -138,6 +155,8 @@ def _run(
     tensorboard: bool,
     quiet: bool,
 ) -> int:
+    if data is not None and settings.data in ("digits", "generated"):
+        raise Mistake(f"--data has no effect on {settings.name}, which needs no files: leave it out")
     with _imports():
         from .experiments.training import Interrupted, run
         from .experiments.watchers import Bar, Lines, Several, Silent, TensorBoard, Watcher, shown
@@ -200,7 +219,8 @@ def sweep(
     only:
         Only runs whose names match one of these patterns, such as "north-select*" "gradmax*".
     workers:
-        Runs at a time; by default as many as there are cores for.
+        Runs at a time; by default as many as there are cores for, and 1 if their times matter (trigger-cost) or they
+        share another device.
     threads:
         Threads of torch in each.
     data:
@@ -221,12 +241,14 @@ def sweep(
 
     found, runs = chosen(study, seeds, epochs, only)
     out = out or Path("runs") / study
-    workers = max(1, sweeps.cores() // max(1, threads)) if workers is None else workers
+    if workers is None:
+        alone = found.timed or device != "cpu"
+        workers = 1 if alone else max(1, sweeps.cores() // max(1, threads))
     sweeps.check(workers, threads)
+    device_of(device)  # once, and before the first run, instead of in each
     if dry_run:
         print(plan(runs, out, workers, threads, device))
         return 0
-    device_of(device)  # once, and before the first run, instead of in each
     for name in {settings.data for settings in runs}:
         prepare(name, data)
     with sweeps.shown(quiet) as tell:
@@ -254,7 +276,9 @@ def report(
     runs: Annotated[tuple[Path, ...], Parameter(negative="")],
     *,
     out: Path | None = None,
-    format: Annotated[tuple[Literal["html", "png", "svg", "pdf"], ...], Parameter(negative="")] = ("html",),
+    format: Annotated[
+        tuple[Literal["html", "png", "svg", "pdf"], ...], Parameter(negative="", consume_multiple=True)
+    ] = ("html",),
 ) -> int:
     """Draw figures and tables of runs: one HTML file that opens offline, or pictures.
 
@@ -263,9 +287,9 @@ def report(
     runs:
         Directories of runs, of sweeps, or above them.
     out:
-        Where to write; by default into the first of these.
+        Where to write; by default into the first of these that there is.
     format:
-        html for the page; png, svg or pdf for one file per figure. Can be given several times.
+        html for the page; png, svg or pdf for one file per figure; or several of these.
     """
     try:
         from .report import draw, read
@@ -277,9 +301,12 @@ def report(
         print(f"neurogenesis: left out {left_out}", file=sys.stderr)
     if len(records.left_out) > 5:
         print(f"neurogenesis: left out {len(records.left_out) - 5} more; the report names them", file=sys.stderr)
-    for path in draw(records, out or runs[0], format):
+    drawn = draw(records, out or next(path for path in runs if path.is_dir()), format)
+    for path in drawn:
         print(path)
-    return 0
+    if not drawn:
+        print("neurogenesis: nothing to draw, as no run has done a step yet", file=sys.stderr)
+    return 0 if drawn else 1
 
 
 # --- widths ------------------------------------------------------------------------------------------------
@@ -301,14 +328,14 @@ def widths(
 ) -> int:
     """Print every width of a model: what can grow, together with what, and why not.
 
-    Example: neurogenesis widths torch.nn:TransformerEncoderLayer 64 4 --input 1,10,64
+    Example: neurogenesis widths torch.nn:TransformerEncoderLayer 64 4 dim_feedforward=96 --input 1,10,64
 
     Parameters
     ----------
     model:
         What makes the model, as package.module:callable.
     values:
-        Arguments of the callable, as Python values.
+        Arguments of the callable, as Python values; name=value for keywords.
     input:
         Shape of an input, such as 1,3,224,224.
     tie:
@@ -318,11 +345,12 @@ def widths(
 
     import neurogenesis as ng
 
+    made = _model(model, values)
     try:
-        print(ng.widths(_model(model, values), torch.randn(input), tie=tie))
-    except (ValueError, TypeError, ImportError, AttributeError) as error:
-        print(f"neurogenesis: {error}", file=sys.stderr)
-        return 1
+        found = ng.widths(made, torch.randn(input), tie=tie)
+    except (ValueError, TypeError) as error:
+        raise Mistake(str(error)) from None
+    print(found if len(found) else f"no width found in {model}: it has no layer that another one reads from")
     return 0
 
 
@@ -331,13 +359,22 @@ def _model(place: str, values: Sequence[str]) -> nn.Module:
 
     module, _, name = place.partition(":")
     if not name:
-        raise ValueError(f"{place!r} does not name a model: write package.module:callable")
+        raise Mistake(f"{place!r} does not name a model: write package.module:callable")
     sys.path.insert(0, os.getcwd())  # as python -m does
-    made = getattr(importlib.import_module(module), name)
-    model = made(*map(_value, values)) if callable(made) and not isinstance(made, nn.Module) else made
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{place} gives a {type(model).__name__}, not a torch.nn.Module")
-    return model
+    named = dict(value.split("=", 1) for value in values if _NAMED.match(value))
+    listed = [_value(value) for value in values if not _NAMED.match(value)]
+    try:
+        made = getattr(importlib.import_module(module), name)
+        if callable(made) and not isinstance(made, nn.Module):
+            made = made(*listed, **{key: _value(value) for key, value in named.items()})
+    except Exception as error:  # of somebody else's code: any
+        raise Mistake(f"cannot make {place}: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise Mistake(f"{place} gives a {type(made).__name__}, not a torch.nn.Module")
+    return made
+
+
+_NAMED = re.compile(r"[A-Za-z_]\w*=")
 
 
 def _value(text: str) -> Any:

@@ -48,6 +48,8 @@ def strategy_of(settings: Settings, steps: int) -> ng.Strategy:
     names = [*(name for name in ng.strategies.STRATEGIES if name != "static"), *STATIC]
     if settings.strategy not in names:
         raise unknown("strategy", settings.strategy, names)
+    if settings.strategy == "north-pre" and isinstance(settings, Convolutional):
+        raise Mistake(f"--strategy north-pre is for dense layers, and {settings.name} has others: choose north-select")
     if settings.static:
         found = ng.strategies.strategy("static")
     else:
@@ -67,7 +69,7 @@ def strategy_of(settings: Settings, steps: int) -> ng.Strategy:
             trigger = replace(trigger, **{name: value}) if trigger in having else trigger
             initialization = replace(initialization, **{name: value}) if initialization in having else initialization
     strategy = ng.Strategy(trigger, initialization)
-    if "every" in changed and settings.static:
+    if "every" in changed and (settings.static or settings.schedule != "dynamic"):
         raise _idle("every", settings)
     if "buffer" in changed and "activations" not in strategy.needs:
         raise _idle("buffer", settings)

@@ -364,6 +364,7 @@ def _md5(raw: bytes) -> str:
 def _fetch(name: str, directory: Path) -> None:
     """Put the files of a data set that are missing into its directory, each at once and whole."""
     source, pooch = SOURCES[name], _module("pooch")
+    made = [place for place in (directory, *directory.parents) if not place.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / ".lock"):
@@ -374,7 +375,17 @@ def _fetch(name: str, directory: Path) -> None:
                 for file in missing:
                     _retrieve(pooch, source, file, directory)
     except OSError as error:
-        raise _unavailable(name, directory, error.strerror or str(error)) from None
+        mistake = _unavailable(name, directory, error.strerror or str(error), made[1:])
+        _remove(directory, made)
+        raise mistake from None
+
+
+def _remove(directory: Path, made: list[Path]) -> None:
+    """Leave no empty directories where somebody may have mistyped a name."""
+    if made and directory.is_dir() and os.listdir(directory) == [".lock"]:
+        (directory / ".lock").unlink()
+        for place in made:
+            place.rmdir()
 
 
 def _fetch_archive(pooch: Any, source: Source, archive: File, files: list[File], directory: Path) -> None:
@@ -420,12 +431,13 @@ def _unpack(archive: Path, files: Iterable[File], directory: Path, temporary: Pa
                 part.replace(target)
 
 
-def _unavailable(name: str, directory: Path, why: str) -> DataError:
+def _unavailable(name: str, directory: Path, why: str, made: list[Path]) -> DataError:
     source = SOURCES[name]
     files = ", ".join(file.name for file in _missing(source, directory))
     wanted = f"{source.archive.name}, or from it {files}" if source.archive else files
     return DataError(
-        f"{name} is not in {directory} and cannot be fetched into it ({why}).\n"
+        f"{name} is not in {directory}{f' (there is no {made[-1]})' if made else ''} and cannot be fetched into it "
+        f"({why}).\n"
         f"Put there {wanted}, which can be had from {source.mirrors[0]}, or let --data or NEUROGENESIS_DATA name a "
         f"directory with {name}/ that has them."
     )

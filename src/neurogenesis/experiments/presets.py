@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from .errors import Mistake
 
-STATIC = ("small", "medium", "big")
+SIZES = {"small": "initial", "medium": "medium", "big": "maximum"}
+"""The setting that gives each static network its size."""
+STATIC = tuple(SIZES)
 Schedule = Literal["dynamic", "linear", "batched"]
 Metric = Literal["effective_dimension", "orthogonality"]
 Decay = Literal["none", "cosine"]
@@ -80,7 +82,7 @@ class Settings:
     @property
     def sizes(self) -> dict[str, float]:
         """The sizes of static networks: the initial one, the final one of schedules, and the maximum."""
-        return {"small": self.initial, "medium": self.medium, "big": self.maximum}
+        return {name: getattr(self, setting) for name, setting in SIZES.items()}
 
     @property
     def size(self) -> float:
@@ -273,6 +275,7 @@ class Wrn28Cifar10Small(Wrn28Cifar10):
 
     name = "wrn28-cifar10-small"
     epochs: int = 5
+    initial: float = 0.125
     maximum: float = 1.0
     medium: float = 0.5
     images: int | None = 10_000

@@ -59,19 +59,23 @@ class Records:
             lock.release()
 
     def _claim(self, settings: Mapping[str, Any]) -> None:
-        present = read_json(self.directory / "settings.json")
-        if present is None:
+        if not self.compare(settings):
             names = sorted(path.name for path in self.directory.iterdir())
             strangers = [name for name in names if name.removesuffix(".part") not in OWN]
             if strangers:
                 raise Mistake(f"{self.directory} is not a run (it has {strangers[0]}): choose another --out")
             write_json(self.directory / "settings.json", settings)
-        elif present != settings:
+
+    def compare(self, settings: Mapping[str, Any]) -> bool:
+        """Whether the directory has settings; refused if they are others."""
+        present = read_json(self.directory / "settings.json")
+        if present is not None and present != settings:
             differ = [key for key in {**present, **settings} if present.get(key) != settings.get(key)]
             told = ", ".join(f"{key} {present.get(key)} there, {settings.get(key)} here" for key in differ)
             raise Mistake(
                 f"{self.directory} holds a run of another configuration ({told}): choose another --out, or delete it"
             )
+        return present is not None
 
     def add(self, name: str, line: Mapping[str, Any]) -> None:
         """Add a line; it is on disk after the next `save`."""
@@ -182,9 +186,10 @@ def writing_to(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        begun = "; what was saved is whole, and the same command goes on from there"
+        begun = begun if (directory / "checkpoint.pt").exists() else ""
         raise Mistake(
-            f"cannot write to {directory}: {error.strerror or error}. Make room or choose another --out; what was "
-            "saved is whole, and the same command goes on from there"
+            f"cannot write to {directory}: {error.strerror or error}. Make room or choose another --out{begun}"
         ) from error
 
 

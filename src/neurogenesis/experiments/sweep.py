@@ -65,8 +65,11 @@ def claim(out: Path, name: str, title: str, runs: Sequence[Settings]) -> None:
 
 def result_of(settings: Settings, out: Path) -> dict[str, Any] | None:
     """The result of a finished run with these very settings; of others the run itself will complain."""
-    result = read_json(out / settings.label / "result.json")
-    same = result is not None and read_json(out / settings.label / "settings.json") == settings.record()
+    try:
+        result = read_json(out / settings.label / "result.json")
+        same = result is not None and read_json(out / settings.label / "settings.json") == settings.record()
+    except Mistake:
+        return None
     return result if same else None
 
 
@@ -203,8 +206,11 @@ def _why(directory: Path, code: int) -> str:
         return failure.read_text().strip().splitlines()[-1]
     if code > 0:
         said = log.read_text().strip().splitlines() if log.exists() else []
-        return said[-1] if said else f"ended with code {code}"
-    why = f"killed by {signal.Signals(-code).name}"
+        why = said[-1] if said else f"ended with code {code}"
+        if (directory / "settings.json").exists():  # somebody else's run, it may be
+            return why
+    else:
+        why = f"killed by {signal.Signals(-code).name}"
     try:
         with FileLock(directory / "lock", timeout=0):
             failure.write_text(why + "\n")

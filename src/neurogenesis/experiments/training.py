@@ -89,7 +89,7 @@ def beginning(settings: Settings, data: Data, device: torch.device) -> Training:
                 strategy_of(settings, steps),
                 example=data.train[0][:2].to(device),
                 max_width=widths_of(settings, settings.sizes["big"]),
-                every=settings.every,
+                every=settings.every if settings.schedule == "dynamic" else 1,  # a schedule says when
                 tie=TIES.get(getattr(settings, "network", ""), ()),
                 buffer=settings.buffer,
                 seed=derived(settings.seed, "growth"),
@@ -280,10 +280,11 @@ def run(
         raise Mistake(f"--threads: expected a positive number, not {threads}")
     records = Records(out)
     if (out / "result.json").exists():
-        with records.opened(settings.record()):
-            return read_json(out / "result.json") or {}
+        records.compare(settings.record())
+        return read_json(out / "result.json") or {}
     with threads_of_torch(1 if threads is None and isinstance(settings, Dense) else threads):
         data = data_of(settings, root)
+        _check_buffer(settings, len(data.train[0]) * settings.epochs)
         training = beginning(settings, data, place)  # and this before anything is written
         with records.opened(settings.record()):
             records.start(environment(place))
@@ -292,6 +293,9 @@ def run(
                 result = train(settings, training, data, place, records, watcher)
             except (KeyboardInterrupt, Interrupted):
                 raise
+            except Mistake as mistake:
+                records.fail(" ".join(str(mistake).split()) + "\n")
+                raise
             except Exception:
                 records.fail(traceback.format_exc())
                 raise
@@ -299,6 +303,15 @@ def run(
                 watcher.close()
             records.finish(result)
     return result
+
+
+def _check_buffer(settings: Settings, samples: int) -> None:
+    """Nothing is decided before the buffer is full."""
+    if settings.buffer > samples and "activations" in strategy_of(settings, 1).needs:
+        raise Mistake(
+            f"--buffer {settings.buffer}: never full, as only {samples} samples are seen in {settings.epochs} epochs; "
+            "choose a smaller one"
+        )
 
 
 @contextmanager

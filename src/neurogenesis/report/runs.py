@@ -107,7 +107,11 @@ class _Reader:
         """Read the run in a directory; whether it is one."""
         place = directory.resolve()
         listed = self.found.get(place)
+        why = self._last_line(directory / "failure.txt") if (directory / "failure.txt").exists() else ""
         if not (directory / "settings.json").is_file():
+            if listed is not None and why:  # before its records began
+                self.found[place] = (listed[0], replace(listed[1], state="failed", failure=why))
+                return True
             self.leave_out(directory, "no settings.json")
             settings = None
         else:
@@ -121,8 +125,7 @@ class _Reader:
         state: State = "finished" if result is not None else "failed" if failed else "unfinished"
         epochs = list(self._lines(directory / "epochs.jsonl", parse_epoch))
         environment = self._optional(directory / "environment.json", dict) or {}
-        why = self._last_line(directory / "failure.txt") if state == "failed" else ""
-        run = Run(directory, settings, state, epochs, result, environment, failure=why)
+        run = Run(directory, settings, state, epochs, result, environment, failure=why if state == "failed" else "")
         self.found[place] = (study.resolve() if study else None, run)
         return True
 
@@ -131,7 +134,7 @@ class _Reader:
         widths = sum(len(run.epochs[-1].widths) for _, run in self.found.values() if run.epochs)
         limit = max(50, min(_POINTS, _ALL_POINTS // max(1, widths)))
         groups: dict[tuple[Path | None, str], list[Run]] = {}
-        for study, run in self.found.values():
+        for study, run in self._different():
             groups.setdefault((study, run.settings["preset"]), []).append(self._traced(run, limit))
         presets = [study for study, _ in groups]
         found = []
@@ -140,6 +143,17 @@ class _Reader:
             more = f", {preset}" if study and presets.count(study) > 1 else ""
             found.append(Study(content["study"] + more, content["title"] + more, runs))
         return found
+
+    def _different(self) -> Iterator[tuple[Path | None, Run]]:
+        """Every run once: copies of it, in the same study or in none, would count as further seeds."""
+        known: dict[tuple[Path | None, str], Run] = {}
+        ordered = sorted(self.found.values(), key=lambda pair: pair[1].state != "finished")
+        for study, run in ordered:
+            first = known.setdefault((study, json.dumps(run.settings, sort_keys=True)), run)
+            if first is not run:
+                self.leave_out(run.path, f"the same run as {first.path}")
+        kept = set(map(id, known.values()))
+        yield from (pair for pair in self.found.values() if id(pair[1]) in kept)
 
     def _traced(self, run: Run, limit: int) -> Run:
         initial = run.result.initial_widths if run.result else {}

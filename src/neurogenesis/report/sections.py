@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..experiments.presets import STATIC
+from ..experiments.presets import SIZES, STATIC
 from .records import Result, Run, Study
 from .statistics import Statistic, statistic
 
@@ -225,7 +225,7 @@ def _relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a run looks at; keeping the least orthogonal candidates makes another strategy."""
     strategy = settings["strategy"]
     idle = _GROWTH if strategy in STATIC else ("gamma",) if strategy in GRADIENT else ()
-    kept = {key: value for key, value in settings.items() if key not in idle}
+    kept = {key: value for key, value in settings.items() if key not in idle or key == SIZES.get(strategy)}
     return {**kept, "strategy": strategy_of(settings)}
 
 
