@@ -122,7 +122,7 @@ class Records:
 
     def fail(self, why: str) -> None:
         """Say why it failed."""
-        _replace(self.directory / "failure.txt", lambda path: path.write_text(why))
+        _replace(self.directory / "failure.txt", lambda path: path.write_text(why, "utf-8"))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """The lines that are on disk."""

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -148,7 +149,8 @@ def work(record: dict[str, Any], directory: str, root: Path | None, device: str,
 
 def _context() -> BaseContext:
     """Where it can be, processes are forked from one that has imported torch already and done nothing else."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    too_long = len(os.fsencode(tempfile.gettempdir())) > 70  # its socket lies there, and a socket's path is short
+    if "forkserver" not in multiprocessing.get_all_start_methods() or too_long:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["neurogenesis.experiments.training"])
@@ -203,9 +205,9 @@ def _why(directory: Path, code: int) -> str:
     """Why a run failed, in a line; noted in its directory where it could not do so itself."""
     failure, log = directory / "failure.txt", directory / "log.txt"
     if failure.exists():
-        return failure.read_text().strip().splitlines()[-1]
+        return failure.read_text("utf-8", "replace").strip().splitlines()[-1]
     if code > 0:
-        said = log.read_text().strip().splitlines() if log.exists() else []
+        said = log.read_text("utf-8", "replace").strip().splitlines() if log.exists() else []
         why = said[-1] if said else f"ended with code {code}"
         if (directory / "settings.json").exists():  # somebody else's run, it may be
             return why
@@ -213,8 +215,10 @@ def _why(directory: Path, code: int) -> str:
         why = f"killed by {signal.Signals(-code).name}"
     try:
         with FileLock(directory / "lock", timeout=0):
-            failure.write_text(why + "\n")
-    except (OSError, Timeout) as error:
+            failure.write_text(why + "\n", "utf-8")
+    except Timeout:  # somebody else writes there
+        pass
+    except OSError as error:
         return f"{why}; {error}"
     return why
 
