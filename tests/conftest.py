@@ -1,12 +1,23 @@
+import os
+import signal
+
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import tests.torchvision_shim  # noqa: F401  before anything imports torchvision
 
 # The same examples in every run; `make test-long` looks for new ones.
-settings.register_profile("reproducible", deadline=None, derandomize=True)
+settings.register_profile("reproducible", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("reproducible")
+
+# The same terminal in every place, for the tests and the commands that they call.
+os.environ.update(COLUMNS="80", TERM="xterm")
+for _name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(_name, None)
+
+# Shells let what they run in the background ignore Ctrl-C, and so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
