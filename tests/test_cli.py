@@ -85,14 +85,17 @@ def test_a_bad_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_answers_at_once() -> None:
-    def seconds() -> float:
-        started = time.perf_counter()
-        done = command("--help")
-        assert done.returncode == 0
-        assert all(word in done.stdout for word in ("run", "sweep", "report", "widths"))
-        return time.perf_counter() - started
+    def seconds(*words: str) -> float:
+        """Of the processor: others may keep it busy."""
+        before = os.times()
+        subprocess.run([sys.executable, *words], capture_output=True, check=True)
+        after = os.times()
+        return after.children_user - before.children_user + after.children_system - before.children_system
 
-    assert min(seconds() for _ in range(3)) < 1.5
+    shown = command("--help").stdout
+    assert all(word in shown for word in ("run", "sweep", "report", "widths"))
+    helping = min(seconds("-m", "neurogenesis", "--help") for _ in range(3))
+    assert helping < seconds("-c", "import torch") / 3
 
 
 @pytest.mark.parametrize(
@@ -177,8 +180,8 @@ def test_a_run_and_its_report_from_the_shell(tmp_path: Path) -> None:
     assert command(*words, "--resume", "--quiet", cwd=tmp_path).stdout == ""
     reported = command("report", out)
     assert reported.returncode == 0, reported.stderr
-    assert reported.stdout.split() == [str(out / "report.html")]
-    assert "NORTH-Random" in (out / "report.html").read_text()
+    assert reported.stdout.splitlines() == [str(out / "report.html")]
+    assert "NORTH-Random" in (out / "report.html").read_text("utf-8")
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -217,9 +220,13 @@ def test_ctrl_c_is_heard_while_torch_is_imported(words: tuple[str, ...], tmp_pat
 
 
 def test_a_run_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> None:
-    call = f"{sys.executable} -m neurogenesis run digits --epochs 3 --out {tmp_path} | head -1"
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {call}"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    call = [sys.executable, "-m", "neurogenesis", "run", "digits", "--epochs", "3", "--out", str(tmp_path)]
+    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (0, "")
     assert (tmp_path / "result.json").exists() and not (tmp_path / "failure.txt").exists()
 
 
