@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import struct
 import sys
 import tarfile
@@ -232,7 +233,8 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
     running = Server()
     thread = threading.Thread(target=running.http.serve_forever, args=(0.01,))
     thread.start()
@@ -404,7 +406,7 @@ def test_files_of_another_data_set_are_not_taken(tiny_mnist: Server, tmp_path: P
 
 def test_a_damaged_file_among_others_is_named(tiny_mnist: Server, tmp_path: Path) -> None:
     write(tmp_path, {**FILES, "t10k-labels-idx1-ubyte.gz": b"damaged"})
-    with pytest.raises(DataError, match=rf"{tmp_path / 't10k-labels-idx1-ubyte.gz'} is damaged"):
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path / 't10k-labels-idx1-ubyte.gz'} is damaged")):
         load("mnist", tmp_path)
     assert tiny_mnist.asked == []
 
@@ -456,7 +458,8 @@ def test_without_network_one_message_says_what_to_do(
     assert all(name in message for name in FILES) and str(tmp_path / "mnist") in message
     assert f"had from {closed}" in message and "ConnectionError" in message
     assert "--data" in message and "NEUROGENESIS_DATA" in message
-    assert len(message) < 700 and refused.value.__cause__ is None and refused.value.__suppress_context__
+    assert len(message.replace(str(tmp_path), "")) < 600
+    assert refused.value.__cause__ is None and refused.value.__suppress_context__
 
 
 def test_without_network_the_archive_is_asked_for(
