@@ -16,10 +16,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n?```text\n(.*?)```)?", re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text()], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text("utf-8")], ids=lambda page: page.name)
 def test_examples_run_as_printed(page: Path) -> None:
-    blocks = BLOCK.findall(page.read_text())
-    assert len(blocks) == page.read_text().count("```python")
+    blocks = BLOCK.findall(page.read_text("utf-8"))
+    assert len(blocks) == page.read_text("utf-8").count("```python")
     names: dict[str, object] = {}  # the blocks of a page are one program
     for code, expected in blocks:
         torch.manual_seed(0)
@@ -32,7 +32,7 @@ def test_examples_run_as_printed(page: Path) -> None:
 
 def commands(page: Path) -> list[list[str]]:
     """The lines of its shell examples that are our command."""
-    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines() if line.startswith("neurogenesis ")]
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
@@ -55,6 +55,6 @@ def test_commands_are_given_as_they_are_to_be_called(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (page.parent / target).exists(), target
