@@ -219,15 +219,25 @@ def test_ctrl_c_is_heard_while_torch_is_imported(words: tuple[str, ...], tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_goes_on_when_nobody_listens_any_more(tmp_path: Path) -> None:
-    call = [sys.executable, "-m", "neurogenesis", "run", "digits", "--epochs", "3", "--out", str(tmp_path)]
+@pytest.mark.parametrize(
+    ("words", "result"),
+    [
+        (("run", "digits", "--epochs", "3"), "result.json"),
+        (
+            ("sweep", "digits", "--epochs", "1", "--only", "small-*", "--seeds", "1", "2"),
+            "small-epochs-1-seed2/result.json",
+        ),
+    ],
+)
+def test_it_goes_on_when_nobody_listens_any_more(words: tuple[str, ...], result: str, tmp_path: Path) -> None:
+    call = [sys.executable, "-m", "neurogenesis", *words, "--out", str(tmp_path)]
     with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline()
         process.stdout.close()
         said = process.stderr.read()
     assert (process.returncode, said) == (0, "")
-    assert (tmp_path / "result.json").exists() and not (tmp_path / "failure.txt").exists()
+    assert (tmp_path / result).exists() and not list(tmp_path.rglob("failure.txt"))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")

@@ -27,6 +27,7 @@ except ImportError:
 
 from .experiments.errors import Mistake
 from .experiments.presets import PRESETS, Settings
+from .experiments.saying import say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -175,7 +176,7 @@ def _run(
         return 130
     if not quiet:
         kind = "validation" if settings.holdout else "test"
-        print(
+        say(
             f"{'finished already: ' if finished else ''}{kind} accuracy {result['accuracy']:.2%}, "
             f"widths {shown(result['widths'])}, "
             f"{result['parameters']} parameters, {result['train_seconds']:.1f} s of training; {out}"
@@ -247,7 +248,7 @@ def sweep(
     sweeps.check(workers, threads)
     device_of(device)  # once, and before the first run, instead of in each
     if dry_run:
-        print(plan(runs, out, workers, threads, device))
+        say(plan(runs, out, workers, threads, device))
         return 0
     for name in {settings.data for settings in runs}:
         prepare(name, data)
@@ -264,7 +265,7 @@ def sweep(
             print(f"  {out / label}: {why}", file=sys.stderr)
         return 1
     if not quiet:
-        print(f"all {len(runs)} runs are finished; neurogenesis report {out}")
+        say(f"all {len(runs)} runs are finished; neurogenesis report {out}")
     return 0
 
 
@@ -303,7 +304,7 @@ def report(
         print(f"neurogenesis: left out {len(records.left_out) - 5} more; the report names them", file=sys.stderr)
     drawn = draw(records, out or next(path for path in runs if path.is_dir()), format)
     for path in drawn:
-        print(path)
+        say(path)
     if not drawn:
         print("neurogenesis: nothing to draw, as no run has done a step yet", file=sys.stderr)
     return 0 if drawn else 1
@@ -350,7 +351,7 @@ def widths(
         found = ng.widths(made, torch.randn(input), tie=tie)
     except (ValueError, TypeError) as error:
         raise Mistake(str(error)) from None
-    print(found if len(found) else f"no width found in {model}: it has no layer that another one reads from")
+    say(found if len(found) else f"no width found in {model}: it has no layer that another one reads from")
     return 0
 
 

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from .errors import Mistake
 from .presets import Settings, settings_from
 from .records import read_json, write_json, writing_to
+from .saying import say
 
 
 @dataclass
@@ -245,12 +246,12 @@ def shown(quiet: bool) -> Iterator[Callable[[Progress], None]]:
     else:
         told: set[str] = set()
 
-        def say(progress: Progress) -> None:
+        def tell(progress: Progress) -> None:
             done = [*progress.finished, *progress.failed]
             for label in done:
                 if label not in told:
                     told.add(label)
                     how = f"failed: {progress.failed[label]}" if label in progress.failed else "finished"
-                    print(f"[{len(told)}/{progress.total}] {label} {how}", flush=True)
+                    say(f"[{len(told)}/{progress.total}] {label} {how}")
 
-        yield say
+        yield tell

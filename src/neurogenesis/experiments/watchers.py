@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, Protocol
 from .errors import Mistake
 from .presets import Settings
 from .records import writing_to
+from .saying import say
 
 
 class Watcher(Protocol):
@@ -48,8 +47,8 @@ class Lines(Silent):
     def started(self, settings: Settings, steps: int, done: int) -> None:
         self._settings = settings
         goes_on = f", from step {done} on" if done else ""
-        self._say(f"{settings.name} {settings.label}: {settings.epochs} epochs, {steps} steps{goes_on}")
-        self._say("epoch  training loss  accuracy  parameters  widths")
+        say(f"{settings.name} {settings.label}: {settings.epochs} epochs, {steps} steps{goes_on}")
+        say("epoch  training loss  accuracy  parameters  widths")
 
     def finished_epoch(self, line: Mapping[str, Any]) -> None:
         assert self._settings is not None
@@ -57,13 +56,7 @@ class Lines(Silent):
         if last or line["epoch"] == 1 or time.monotonic() - self._last > 1:
             self._last = time.monotonic()
             numbers = f"{line['epoch']:5}  {line['loss']:13.4f}  {line['accuracy']:8.2%}  {line['parameters']:10}"
-            self._say(f"{numbers}  {shown(line['widths'])}")
-
-    def _say(self, text: str) -> None:
-        try:
-            print(text, flush=True)
-        except BrokenPipeError:  # nobody listens any more: no reason to stop
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            say(f"{numbers}  {shown(line['widths'])}")
 
 
 class Bar(Silent):
