@@ -58,3 +58,14 @@ def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (page.parent / target).exists(), target
+
+
+def test_the_studies_have_as_many_runs_as_the_docs_say() -> None:
+    from neurogenesis.experiments.studies import STUDIES
+
+    rows = re.findall(
+        r"^\| (`[^|]*`) \| ([\d, ]+) \|", (ROOT / "docs" / "experiments.md").read_text("utf-8"), re.MULTILINE
+    )
+    told = {name.strip("` "): int(number) for names, numbers in rows
+            for name, number in zip(names.split(","), numbers.split(","), strict=True)}  # fmt: skip
+    assert told == {name: len(list(study.runs())) for name, study in STUDIES.items() if not name.endswith("-small")}
