@@ -23,6 +23,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -383,9 +384,10 @@ def _fetch(name: str, directory: Path) -> None:
 def _remove(directory: Path, made: list[Path]) -> None:
     """Leave no empty directories where somebody may have mistyped a name."""
     if made and directory.is_dir() and os.listdir(directory) == [".lock"]:
-        (directory / ".lock").unlink()
-        for place in made:
-            place.rmdir()
+        with suppress(OSError):  # another process has begun to use them
+            (directory / ".lock").unlink()
+            for place in made:
+                place.rmdir()
 
 
 def _fetch_archive(pooch: Any, source: Source, archive: File, files: list[File], directory: Path) -> None:

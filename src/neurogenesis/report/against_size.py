@@ -97,10 +97,10 @@ def _caption(section: Section, log: bool, means: Sequence[Row]) -> str:
         "The dotted line is the Pareto front: no other configuration is both smaller and better. There is none where "
         "the smallest is the best."
     )
-    spots: dict[tuple[float, float], list[str]] = {}
+    spots: dict[tuple[float, float], dict[str, None]] = {}
     for row in means:
-        spots.setdefault((row["size"], row["accuracy"]), []).append(row["strategy"])
-    same = [" and ".join((", ".join(names[:-1]), names[-1])) for names in spots.values() if len(set(names)) > 1]
+        spots.setdefault((row["size"], row["accuracy"]), {})[row["strategy"]] = None
+    same = [" and ".join((", ".join([*names][:-1]), [*names][-1])) for names in spots.values() if len(names) > 1]
     alike = f" On the same spot of the first figure: {'; '.join(same)}." if same else ""
     return (seeds if section.seeds else "") + front + alike
 
