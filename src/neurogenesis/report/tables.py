@@ -72,7 +72,7 @@ def cost(section: Section) -> Table | None:
     }
     caption = (
         "Time of a gradient step on one mini-batch, the first step left out: mean ± standard deviation over runs, or "
-        "over the steps where there is one run."
+        "over the steps where there is one run. A network that has grown takes longer by itself."
     )
     return _table("Cost of a step", caption, section, columns, [c for c in section.finished if id(c) in costs])
 
