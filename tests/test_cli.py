@@ -84,6 +84,7 @@ def test_a_bad_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 # --- the whole command --------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs the times of processes")
 def test_help_answers_at_once() -> None:
     def seconds(*words: str) -> float:
         """Of the processor: others may keep it busy."""
@@ -141,6 +142,7 @@ def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.Cap
         (["run", "digits", "--initial", "4.6"], '--initial: unable to convert "4.6" into int'),
         (["sweep", "digits", "--seeds", "1", "1.5"], '--seeds: unable to convert "1.5" into int'),
         (["run", "digits", "--data", "somewhere"], "--data has no effect on digits"),
+        (["sweep", "digits", "--data", "somewhere"], "--data has no effect on digits"),
         (["sweep", "digits", "--dry-run", "--device", "gpu"], "--device gpu"),
         (["run", "digits", "--strategy", "gradmaks"], "Did you mean 'gradmax'?"),
         (["run", "digits", "--schedule", "liner"], 'Did you mean "linear"?'),
@@ -240,6 +242,17 @@ def test_it_goes_on_when_nobody_listens_any_more(words: tuple[str, ...], result:
     assert (tmp_path / result).exists() and not list(tmp_path.rglob("failure.txt"))
 
 
+def test_warnings_that_nobody_hears_stop_nothing() -> None:
+    code = "from neurogenesis.experiments.saying import complain; input(); complain(1); complain(2); print('went on')"
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **streams) as process:  # type: ignore[call-overload]
+        process.stderr.close()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.read() == "went on\n"
+    assert process.returncode == 0
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
 def test_a_full_disk_is_named_and_what_was_saved_is_whole(tmp_path: Path) -> None:
     import resource
@@ -280,15 +293,22 @@ def test_without_data_and_network_one_message_says_which_files_go_where(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_that_are_timed_or_share_a_device_are_made_one_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (("trigger-cost-small", "--only", "small*"), ("digits", "--only", "small*", "--device", "cpu:0")):
-        assert main(["sweep", *words, "--seeds", "1", "--dry-run"]) == 0
-        assert "1 of 1 runs to do, 1 at a time" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("words", "workers"), [(("trigger-cost-small",), 1), (("digits", "--device", "cpu:0"), 1), (("digits",), 4)]
+)
+def test_runs_that_are_timed_or_share_a_device_are_made_one_at_a_time(
+    words: tuple[str, ...], workers: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neurogenesis.experiments.sweep.cores", lambda: 4)
+    assert main(["sweep", *words, "--only", "small*", "--seeds", "1", "--dry-run"]) == 0
+    assert f"1 of 1 runs to do, {workers} at a time" in capsys.readouterr().out
 
 
 def test_a_report_goes_where_runs_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake.write_run(tmp_path / "run", fake.settings(epochs=2))
-    assert main(["report", str(tmp_path / "nowhere"), str(tmp_path / "run"), "--format", "html", "svg"]) == 0
+    assert (
+        main(["report", str(tmp_path / "nowhere"), str(tmp_path / "run"), "--format", "html", "--format", "svg"]) == 0
+    )
     printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert {path.parent for path in printed} == {tmp_path / "run"}
     assert {path.suffix for path in printed} == {".html", ".svg"}

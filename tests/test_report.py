@@ -286,6 +286,16 @@ def test_copies_of_a_run_count_once(tmp_path: Path) -> None:
     }
 
 
+def test_a_run_that_was_moved_within_its_study_is_not_missing(tmp_path: Path) -> None:
+    runs = fake.combinations(preset=["mnist"], strategy=["north-pre"], seed=[1, 2], epochs=[2])
+    place = fake.write_study(tmp_path, "study", "Study", runs, absent=["north-pre-seed1"])
+    fake.write_run(place / "moved", runs[0], state="unfinished")
+    assert {(run.path.name, run.state) for run in report.read([tmp_path]).runs} == {
+        ("moved", "unfinished"),
+        ("north-pre-seed2", "finished"),
+    }
+
+
 def test_a_run_that_failed_before_its_records_began_says_why(tmp_path: Path) -> None:
     runs = fake.combinations(preset=["mnist"], strategy=["north-pre"], seed=[1, 2], epochs=[2])
     place = fake.write_study(tmp_path, "study", "Study", runs, absent=["north-pre-seed1"])
@@ -309,6 +319,71 @@ def test_default_and_given_gamma_are_told_apart(tmp_path: Path) -> None:
     runs = fake.combinations(preset=["mnist"], strategy=["north-select"], gamma=[None, 0.9], seed=[1], epochs=[2])
     (one,) = sections_of(fake.write_study(tmp_path, "study", "Study", runs))
     assert [c.label() for c in one.configurations] == ["gamma default", "gamma 0.9"]
+
+
+def test_gammas_in_tables_are_those_of_the_runs(tmp_path: Path) -> None:
+    north = fake.combinations(
+        preset=["mnist"], strategy=["north-select", "north-weight"], gamma=[None, 0.9], epochs=[2]
+    )
+    fixed = fake.combinations(preset=["mnist"], strategy=["north-random"], schedule=["linear"], epochs=[2])
+    others = fake.combinations(preset=["mnist"], strategy=["mine", "gradmax", "small"], epochs=[2])
+    (one,) = sections_of(fake.write_study(tmp_path, "study", "Study", [*north, *fixed, *others]))
+    table = summary(one)
+    column = list(table.columns).index("gamma")
+    assert [(row[0].text, row[column].text) for row in table.rows] == [
+        ("NORTH-Select", "0.97 (default)"),
+        ("NORTH-Select", "0.9"),
+        ("NORTH-Random", "—"),
+        ("NORTH-Weight", "0.99 (default)"),
+        ("NORTH-Weight", "0.9"),
+        ("GradMax", "—"),
+        ("mine", "default"),
+        ("Small static", "—"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "every", "last", "told"),
+    [
+        ("north-select", 1, 90, ""),
+        ("north-select", 1, 40, " A width that is at its maximum is not measured any more."),
+        ("north-weight", 1, 40, " A width that is at its maximum or has as many neurons as inputs is not measured"),
+        ("north-select", 50, 40, ""),  # the next look would be after the end
+    ],
+)
+def test_a_timeline_says_why_lines_end(strategy: str, every: int, last: int, told: str, tmp_path: Path) -> None:
+    run = fake.write_run(tmp_path / "run", fake.settings(strategy=strategy, epochs=3, every=every))
+    lines = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    assert len(lines) == 90
+    for line in lines:
+        line["metric"] = line["threshold"] = {name: 0.5 for name in line["widths"] if line["step"] <= last}
+    fake.write_lines(run / "steps.jsonl", lines)
+    (one,) = sections_of(tmp_path)
+    (timeline,) = [figure for figure in figures(one, look_of(one)) if figure.choices]
+    about = timeline.choices[0].about
+    assert told in about and bool(told) == ("not measured any more" in about)
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [
+        ("dynamic", ["Summary", "Test accuracy and", "Cost of a step", "Growth of a run"]),
+        ("trigger_cost", ["Cost of a step", "Test accuracy and", "Summary", "Growth of a run"]),
+    ],
+)
+def test_tables_stand_where_they_are_looked_for(kind: str, order: list[str], studies: Studies, tmp_path: Path) -> None:
+    text = report.write([studies(kind)], tmp_path)[0].read_text("utf-8")
+    places = [text.index(f"<h3>{title}") for title in order]
+    assert places == sorted(places)
+
+
+def test_long_tables_follow_the_figures(tmp_path: Path) -> None:
+    runs = fake.combinations(
+        preset=["mnist"], strategy=["north-select"], gamma=[k / 100 for k in range(60, 90)], epochs=[2]
+    )
+    place = fake.write_study(tmp_path, "study", "Study", runs)
+    text = report.write([place], tmp_path / "out")[0].read_text("utf-8")
+    assert text.index("<h3>Sensitivity") < text.index("<h3>Summary") < text.index("<h3>Growth of a run")
 
 
 def test_cost_is_relative_to_small_static(studies: Studies) -> None:

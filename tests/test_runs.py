@@ -98,8 +98,8 @@ def test_static_networks_have_the_size_of_their_name(name: str, size: str) -> No
         ({"strategy": "small", "metric": "orthogonality"}, "--metric has no effect on small"),
         ({"strategy": "north-random", "least": True}, "--least has no effect on north-random"),
         ({"strategy": "north-weight", "buffer": 100}, "--buffer has no effect on north-weight"),
-        ({"strategy": "medium", "every": 2}, "--every has no effect on medium"),
-        ({"schedule": "linear", "every": 2}, r"--every has no effect on north-select \(linear\)"),
+        ({"strategy": "medium", "every": 2}, "--every has no effect on medium: leave"),
+        ({"schedule": "linear", "every": 2}, r"--every has no effect on north-select \(linear\): leave"),
         ({"buffer": 100_000}, "--buffer 100000: never full"),
         ({"strategy": "big", "schedule": "linear"}, "does not grow"),
         ({"batch": 0}, "--batch: expected a positive number"),
@@ -339,6 +339,12 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"not a run \(it has thesis.tex\)"):
         run(tiny(), tmp_path)
     assert not (tmp_path / "settings.json").exists()
+
+
+def test_a_result_of_something_else_is_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(Mistake, match=r"is not a run \(it has result.json and no settings.json\)"):
+        run(tiny(), tmp_path)
 
 
 def test_two_processes_do_not_write_the_same_run(tmp_path: Path) -> None:

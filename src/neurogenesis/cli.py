@@ -27,7 +27,7 @@ except ImportError:
 
 from .experiments.errors import Mistake
 from .experiments.presets import PRESETS, Settings
-from .experiments.saying import say
+from .experiments.saying import complain, say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,20 +66,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the arguments are those of the command line by default."""
 
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"neurogenesis: {message}", file=sys.stderr)
+        complain(f"neurogenesis: {message}")
 
     with warnings.catch_warnings():
         warnings.showwarning = warn  # without the line of our source that it came from
         try:
             result = app(arguments, exit_on_error=False, result_action="return_value")
         except CycloptsError as error:  # said already
-            print(" ".join(["All options: neurogenesis", *(error.command_chain or ()), "--help"]), file=sys.stderr)
+            complain(" ".join(["All options: neurogenesis", *(error.command_chain or ()), "--help"]))
             return 2
         except Mistake as error:
-            print(f"neurogenesis: {error}", file=sys.stderr)
+            complain(f"neurogenesis: {error}")
             return 1
         except KeyboardInterrupt:
-            print("neurogenesis: interrupted; the same command goes on from what is saved", file=sys.stderr)
+            complain("neurogenesis: interrupted; the same command goes on from what is saved")
             return 130
     return result if isinstance(result, int) else 0
 
@@ -126,7 +126,7 @@ def _add(preset: type[Settings]) -> None:
     out:
         The run's directory; by default runs/ and a name made of the settings.
     data:
-        Where data sets are, or are put; by default $NEUROGENESIS_DATA, else the user's cache.
+        Where files of data sets are, or are put; by default $NEUROGENESIS_DATA, else the user's cache.
     device:
         What to train on: cpu, cuda, ...
     threads:
@@ -156,8 +156,7 @@ def _run(
     tensorboard: bool,
     quiet: bool,
 ) -> int:
-    if data is not None and settings.data in ("digits", "generated"):
-        raise Mistake(f"--data has no effect on {settings.name}, which needs no files: leave it out")
+    _refuse_data(data, [settings])
     with _imports():
         from .experiments.training import Interrupted, run
         from .experiments.watchers import Bar, Lines, Several, Silent, TensorBoard, Watcher, shown
@@ -172,7 +171,7 @@ def _run(
     try:
         result = run(settings, out, root=data, device=device, threads=threads, watcher=Several(watchers))
     except Interrupted as interruption:
-        print(f"{interruption}; {out} is saved. The same command goes on from there.", file=sys.stderr)
+        complain(f"{interruption}; {out} is saved. The same command goes on from there.")
         return 130
     if not quiet:
         kind = "validation" if settings.holdout else "test"
@@ -182,6 +181,11 @@ def _run(
             f"{result['parameters']} parameters, {result['train_seconds']:.1f} s of training; {out}"
         )
     return 0
+
+
+def _refuse_data(data: Path | None, runs: Sequence[Settings]) -> None:
+    if data is not None and not any(settings.needs_files for settings in runs):
+        raise Mistake(f"--data has no effect on {runs[0].name}, which needs no files: leave it out")
 
 
 # --- sweep -------------------------------------------------------------------------------------------------
@@ -225,7 +229,7 @@ def sweep(
     threads:
         Threads of torch in each.
     data:
-        Where data sets are, or are put; by default $NEUROGENESIS_DATA, else the user's cache.
+        Where files of data sets are, or are put; by default $NEUROGENESIS_DATA, else the user's cache.
     device:
         What to train on: cpu, cuda, ...
     dry_run:
@@ -241,6 +245,7 @@ def sweep(
         from .experiments.studies import chosen
 
     found, runs = chosen(study, seeds, epochs, only)
+    _refuse_data(data, runs)
     out = out or Path("runs") / study
     if workers is None:
         alone = found.timed or device != "cpu"
@@ -257,12 +262,12 @@ def sweep(
             sweeps.claim(out, study, found.title, runs)
             progress = sweeps.sweep(runs, out, workers=workers, threads=threads, root=data, device=device, tell=tell)
         except KeyboardInterrupt:
-            print(f"stopped; {out} is saved. The same command goes on from there.", file=sys.stderr)
+            complain(f"stopped; {out} is saved. The same command goes on from there.")
             return 130
     if progress.failed:
-        print(f"{len(progress.failed)} of {len(runs)} runs failed:", file=sys.stderr)
+        complain(f"{len(progress.failed)} of {len(runs)} runs failed:")
         for label, why in progress.failed.items():
-            print(f"  {out / label}: {why}", file=sys.stderr)
+            complain(f"  {out / label}: {why}")
         return 1
     if not quiet:
         say(f"all {len(runs)} runs are finished; neurogenesis report {out}")
@@ -277,9 +282,7 @@ def report(
     runs: Annotated[tuple[Path, ...], Parameter(negative="")],
     *,
     out: Path | None = None,
-    format: Annotated[
-        tuple[Literal["html", "png", "svg", "pdf"], ...], Parameter(negative="", consume_multiple=True)
-    ] = ("html",),
+    format: Annotated[tuple[Literal["html", "png", "svg", "pdf"], ...], Parameter(negative="")] = ("html",),
 ) -> int:
     """Draw figures and tables of runs: one HTML file that opens offline, or pictures.
 
@@ -290,23 +293,23 @@ def report(
     out:
         Where to write; by default into the first of these that there is.
     format:
-        html for the page; png, svg or pdf for one file per figure; or several of these.
+        html for the page; png, svg or pdf for one file per figure. Can be given several times.
     """
     try:
         from .report import draw, read
     except ImportError as error:
-        print(f"neurogenesis: {error}: pip install 'torch-neurogenesis[experiments]'", file=sys.stderr)
+        complain(f"neurogenesis: {error}: pip install 'torch-neurogenesis[experiments]'")
         return 1
     records = read(runs)
     for left_out in records.left_out[:5]:
-        print(f"neurogenesis: left out {left_out}", file=sys.stderr)
+        complain(f"neurogenesis: left out {left_out}")
     if len(records.left_out) > 5:
-        print(f"neurogenesis: left out {len(records.left_out) - 5} more; the report names them", file=sys.stderr)
+        complain(f"neurogenesis: left out {len(records.left_out) - 5} more; the report names them")
     drawn = draw(records, out or next(path for path in runs if path.is_dir()), format)
     for path in drawn:
         say(path)
     if not drawn:
-        print("neurogenesis: nothing to draw, as no run has done a step yet", file=sys.stderr)
+        complain("neurogenesis: nothing to draw, as no run has done a step yet")
     return 0 if drawn else 1
 
 

@@ -77,7 +77,8 @@ def strategy_of(settings: Settings, steps: int) -> ng.Strategy:
 
 
 def _idle(name: str, settings: Settings) -> Mistake:
-    return Mistake(f"--{name} has no effect on {settings.strategy} ({settings.schedule}): leave it out")
+    schedule = f" ({settings.schedule})" if settings.schedule != "dynamic" else ""
+    return Mistake(f"--{name} has no effect on {settings.strategy}{schedule}: leave it out")
 
 
 def data_of(settings: Settings, root: Path | None) -> datasets.Data:

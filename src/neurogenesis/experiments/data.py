@@ -22,8 +22,8 @@ import struct
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -368,7 +368,7 @@ def _fetch(name: str, directory: Path) -> None:
     made = [place for place in (directory, *directory.parents) if not place.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with FileLock(directory / ".lock"):
+        with FileLock(directory / ".lock"), _removing(directory, made):
             missing = _missing(source, directory)  # again: another process may have fetched them meanwhile
             if missing and source.archive:
                 _fetch_archive(pooch, source, source.archive, missing, directory)
@@ -376,18 +376,21 @@ def _fetch(name: str, directory: Path) -> None:
                 for file in missing:
                     _retrieve(pooch, source, file, directory)
     except OSError as error:
-        mistake = _unavailable(name, directory, error.strerror or str(error), made[1:])
-        _remove(directory, made)
-        raise mistake from None
+        raise _unavailable(name, directory, error.strerror or str(error), made[1:]) from None
 
 
-def _remove(directory: Path, made: list[Path]) -> None:
-    """Leave no empty directories where somebody may have mistyped a name."""
-    if made and directory.is_dir() and os.listdir(directory) == [".lock"]:
-        with suppress(OSError):  # another process has begun to use them
-            (directory / ".lock").unlink()
-            for place in made:
-                place.rmdir()
+@contextmanager
+def _removing(directory: Path, made: list[Path]) -> Iterator[None]:
+    """Leave no empty directories behind a failure: somebody may have mistyped a name."""
+    try:
+        yield
+    except BaseException:
+        if made and set(os.listdir(directory)) <= {".lock"}:
+            with suppress(OSError):  # another process has begun to use them
+                (directory / ".lock").unlink(missing_ok=True)
+                for place in made:
+                    place.rmdir()
+        raise
 
 
 def _fetch_archive(pooch: Any, source: Source, archive: File, files: list[File], directory: Path) -> None:

@@ -26,6 +26,7 @@ class Settings:
 
     name: ClassVar[str]
     data: ClassVar[str]
+    needs_files: ClassVar[bool] = True
 
     strategy: str = "north-select"
     """What grows the network: a strategy's name (north-select, north-pre, north-random, north-weight,
@@ -55,7 +56,7 @@ class Settings:
     """Keep the least orthogonal candidates, as the authors' program does for dense layers: an ablation of
     north-select."""
     every: int = 1
-    """Look at the network at every so many gradient steps."""
+    """Look at the network at every so many gradient steps; fixed schedules look at each."""
     buffer: int = 128
     """Latest samples that activations are measured on, by strategies that look at them."""
     holdout: float = 0.0
@@ -141,6 +142,7 @@ class Digits(Dense):
 
     name = "digits"
     data = "digits"
+    needs_files = False
     epochs: int = 24
     batch: int = 64
     learning_rate: float = 1e-2
@@ -157,6 +159,7 @@ class Generated(Dense):
 
     name = "generated"
     data = "generated"
+    needs_files = False
     features: int = 16
     """Independent features; the others are linear combinations of them."""
     hidden: int = 1

@@ -280,7 +280,8 @@ def run(
         raise Mistake(f"--threads: expected a positive number, not {threads}")
     records = Records(out)
     if (out / "result.json").exists():
-        records.compare(settings.record())
+        if not records.compare(settings.record()):
+            raise Mistake(f"{out} is not a run (it has result.json and no settings.json): choose another --out")
         return read_json(out / "result.json") or {}
     with threads_of_torch(1 if threads is None and isinstance(settings, Dense) else threads):
         data = data_of(settings, root)
@@ -309,8 +310,8 @@ def _check_buffer(settings: Settings, samples: int) -> None:
     """Nothing is decided before the buffer is full."""
     if settings.buffer > samples and "activations" in strategy_of(settings, 1).needs:
         raise Mistake(
-            f"--buffer {settings.buffer}: never full, as only {samples} samples are seen in {settings.epochs} epochs; "
-            "choose a smaller one"
+            f"--buffer {settings.buffer}: never full, as only {samples} samples are seen in all epochs; choose a "
+            "smaller one"
         )
 
 

@@ -101,7 +101,7 @@ def _caption(section: Section, log: bool, means: Sequence[Row]) -> str:
     for row in means:
         spots.setdefault((row["size"], row["accuracy"]), {})[row["strategy"]] = None
     same = [" and ".join((", ".join([*names][:-1]), [*names][-1])) for names in spots.values() if len(names) > 1]
-    alike = f" On the same spot of the first figure: {'; '.join(same)}." if same else ""
+    alike = f" On the same spot at the left: {'; '.join(same)}." if same else ""
     return (seeds if section.seeds else "") + front + alike
 
 

@@ -15,8 +15,8 @@ import altair as alt
 import vl_convert
 
 from .figures import VEGA_LITE
-from .records import Records, Run
-from .sections import LOST, Section, heading, lost, shown
+from .records import STATES, Records, Run
+from .sections import Section, heading, lost, shown
 from .style import Data, Figure, Look, Row
 from .tables import Table, cost, summary
 
@@ -72,7 +72,7 @@ def _title(drawn: Sequence[tuple[Section, object]]) -> str:
 def _counts(runs: Sequence[Run]) -> str:
     finished = sum(run.state == "finished" for run in runs)
     told = f"{finished} finished run{'' if finished == 1 else 's'}"
-    for state in LOST:
+    for state in STATES[1:]:
         if number := sum(run.state == state for run in runs):
             told += f", {number} {state}"
     hints = (
@@ -93,12 +93,14 @@ def _navigation(drawn: Sequence[tuple[Section, object]], records: Records) -> st
 
 def _section(section: Section, figures: Sequence[Figure], look: Look, several: bool) -> str:
     title = f"<h2>{escape(section.title)}</h2>" if several else ""
-    costs, results = cost(section), summary(section)
-    first, last = [_table(results, look)], [_table(costs, look)] if costs else []
-    if len(results.rows) > _LONG:  # figures first
-        first, last = [], first + last
-    if section.epochs <= 1:  # too short for results: a study of cost
-        first, last = last + first, []
+    found, measured = summary(section), cost(section)
+    results, costs = [_table(found, look)], [_table(measured, look)] if measured else []
+    if all(run.settings.get("epochs") == 1 for run in section.runs):  # too short for results: a study of cost
+        first, last = costs, results
+    elif len(found.rows) > _LONG:
+        first, last = [], results + costs
+    else:
+        first, last = results, costs
     timeline = [figure for figure in figures if figure.choices]
     parts = [
         f'<section id="{escape(section.name)}">{title}',

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .trace import Step, Trace
 
-State = Literal["finished", "unfinished", "failed", "missing", "unreadable"]
+State = Literal["finished", "failed", "unfinished", "unreadable", "missing"]
+STATES: tuple[State, ...] = get_args(State)
 
 
 @dataclass(frozen=True)

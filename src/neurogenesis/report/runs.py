@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from ..experiments.errors import Mistake
 from .records import (
+    STATES,
     LeftOut,
     Records,
     Run,
@@ -147,7 +148,7 @@ class _Reader:
     def _different(self) -> Iterator[tuple[Path | None, Run]]:
         """Every run once: copies of it, in the same study or in none, would count as further seeds."""
         known: dict[tuple[Path | None, str], Run] = {}
-        ordered = sorted(self.found.values(), key=lambda pair: pair[1].state != "finished")
+        ordered = sorted(self.found.values(), key=lambda pair: STATES.index(pair[1].state))
         for study, run in ordered:
             first = known.setdefault((study, json.dumps(run.settings, sort_keys=True)), run)
             if first is not run:

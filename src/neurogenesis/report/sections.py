@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..experiments.presets import SIZES, STATIC
-from .records import Result, Run, Study
+from .records import STATES, Result, Run, Study
 from .statistics import Statistic, statistic
 
 ORDER = (
@@ -23,7 +23,6 @@ _NAMES = {
     "effective_dimension": "effective dimension",
 }  # fmt: skip
 _HEADINGS = {"hidden": "hidden layers", "features": "independent features", "batch": "batch size"}
-LOST = ("failed", "unfinished", "unreadable", "missing")
 GRADIENT = ("gradmax", "firefly", "nest")
 # What only growing networks look at.
 _GROWTH = (
@@ -134,11 +133,6 @@ class Section:
         return [configuration for configuration in self.configurations if configuration.finished]
 
     @property
-    def epochs(self) -> int:
-        """The epochs of the longest run."""
-        return max((len(run.epochs) for run in self.runs), default=0)
-
-    @property
     def seeds(self) -> str:
         """How to read what is drawn of a configuration; nothing where each is a single run."""
         several = any(len(configuration.finished) > 1 for configuration in self.configurations)
@@ -199,12 +193,12 @@ def section(study: Study, name: str) -> Section:
 def lost(configurations: Sequence[Configuration], limit: int = 4) -> str:
     """Which runs are not in a figure of these configurations, and why; empty where all are."""
     every = [run for c in configurations for run in c.runs]
-    gone = {state: [(c, run) for c in configurations for run in c.runs if run.state == state] for state in LOST}
+    gone = {state: [(c, run) for c in configurations for run in c.runs if run.state == state] for state in STATES[1:]}
     parts = []
-    for state in (state for state in LOST if gone[state]):
-        named = [
-            f"{c.name}{f' ({c.label()})' if c.label() else ''} seed {run.settings['seed']}" for c, run in gone[state]
-        ]
+    for state, runs in gone.items():
+        if not runs:
+            continue
+        named = [f"{c.name}{f' ({c.label()})' if c.label() else ''} seed {run.settings['seed']}" for c, run in runs]
         most = 0 if state == "missing" and len(named) > limit else limit
         more = f" and {len(named) - most} more" if len(named) > most > 0 else ""
         parts.append(f"{len(named)} {state}" + (f" ({', '.join(named[:most])}{more})" if most else ""))
@@ -224,7 +218,8 @@ def slug(text: str) -> str:
 def _relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a run looks at; keeping the least orthogonal candidates makes another strategy."""
     strategy = settings["strategy"]
-    idle = _GROWTH if strategy in STATIC else ("gamma",) if strategy in GRADIENT else ()
+    scheduled = settings.get("schedule", "dynamic") != "dynamic"
+    idle = _GROWTH if strategy in STATIC else ("gamma",) if strategy in GRADIENT or scheduled else ()
     kept = {key: value for key, value in settings.items() if key not in idle or key == SIZES.get(strategy)}
     return {**kept, "strategy": strategy_of(settings)}
 

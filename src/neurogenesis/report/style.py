@@ -25,7 +25,13 @@ _COLOURS = {
     "nest": "#999933", "small": "#bdbdbd", "medium": "#8a8a8a", "big": "#4a4a4a",
 }  # fmt: skip
 _FURTHER = ("#44AA99", "#AA4499", "#DDCC77", "#117733", "#661100")
-_SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left")
+_SHAPES = (
+    "circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left",
+    "M0,-1L.23,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.23,-.32Z",  # a star
+    "M.5,-.87L1,0L.5,.87L-.5,.87L-1,0L-.5,-.87Z",  # a hexagon
+    "M-.6,-.9L0,-.3L.6,-.9L.9,-.6L.3,0L.9,.6L.6,.9L0,.3L-.6,.9L-.9,.6L-.3,0L-.9,-.6Z",  # an X
+    "M-.9,-.9L.9,-.9L-.9,.9L.9,.9Z",  # an hourglass
+)  # fmt: skip
 
 _FONT = "Helvetica, Arial, sans-serif"
 CONFIG: Row = {

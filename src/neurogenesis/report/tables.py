@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .records import Result
-from .sections import Configuration, Section, gamma_of, heading, shown
+from .sections import ORDER, Configuration, Section, gamma_of, heading, shown
 from .statistics import Statistic, statistic
 from .style import plus_minus, significant, time_unit
 from .trace import Cost
@@ -98,7 +98,10 @@ def _table(
 def _setting(c: Configuration, key: str) -> Cell:
     if key not in c.values:
         return Cell(NOTHING, "")
-    value = gamma_of(c.runs[0].settings) if key == "gamma" else c.values[key]
+    value = c.values[key]
+    if key == "gamma" and value is None and c.strategy in ORDER:
+        gamma = gamma_of(c.runs[0].settings)
+        return Cell(f"{shown(gamma)} (default)", gamma)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return Cell(shown(value), float(value) if number else shown(value))
 

@@ -140,9 +140,12 @@ def _metric(run: Run) -> str:
 
 def _full(run: Run) -> str:
     """Why lines end before the training does."""
+    slack = max(0.05 * run.trace.steps, 2 * run.settings.get("every", 1))
     looked = [[point.step for point in points if point.metric is not None] for points in run.trace.points.values()]
-    early = any(steps and steps[-1] < 0.95 * run.trace.steps for steps in looked)
-    return " A width at its maximum is not measured any more." if early else ""
+    if not any(steps and steps[-1] < run.trace.steps - slack for steps in looked):
+        return ""
+    inputs = " or has as many neurons as inputs" if run.settings["strategy"] == "north-weight" else ""
+    return f" A width that is at its maximum{inputs} is not measured any more."
 
 
 def _ends(run: Run) -> str:
