@@ -135,6 +135,7 @@ def test_a_run_killed_before_it_has_begun_can_be_made_again(tmp_path: Path, monk
 def test_a_run_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     spoilt, fine = tiny(strategy="small"), tiny(strategy="medium")
     (tmp_path / spoilt.label).mkdir()
+    (tmp_path / spoilt.label / "settings.json").write_text(json.dumps(spoilt.record()))
     (tmp_path / spoilt.label / "result.json").write_text("{")
     progress = sweep([spoilt, fine], tmp_path, workers=1)
     assert progress.finished == [fine.label]
