@@ -25,7 +25,7 @@ from neurogenesis.report import against_size
 from neurogenesis.report.figures import VEGA_LITE, figures, save
 from neurogenesis.report.sections import Section, lost, panels, section
 from neurogenesis.report.statistics import ellipse, evenly, statistic
-from neurogenesis.report.style import Look
+from neurogenesis.report.style import Legend, Look
 from neurogenesis.report.tables import cost, summary
 from neurogenesis.report.trace import Step, trace
 from tests import fake_runs as fake
@@ -176,8 +176,7 @@ def test_the_front_is_what_no_other_mean_beats(seed: int, best: str) -> None:
     front = [
         (x, y) for x, y in sorted(points) if not any(a <= x and sign * b >= sign * y for a, b in points - {(x, y)})
     ]
-    legend = Look.of(["nest"]).legend([])
-    legend = replace(legend, colours={"NeST": "#000"})
+    legend = Legend({"NeST": "#000"})
     scale = alt.Scale(domain=[0, 6])
     drawn = against_size._front(legend, against_size._Axis(best, "", lambda result: 0.0)).mark_line()
     drawn = drawn.encode(x=alt.X("size:Q", scale=scale, axis=None), y=alt.Y(f"{best}:Q", scale=scale, axis=None))
