@@ -75,7 +75,7 @@ def event(strategy: ng.Strategy, buffer: int, rounds: int = 15) -> float:
         return replace(strategy.trigger(layer), count=1)  # type: ignore[type-var]
 
     one.needs = strategy.trigger.needs  # type: ignore[attr-defined]
-    grower = ng.Grower(model, optimizer, ng.Strategy(one, strategy.initialization), include=["0"], buffer=buffer)
+    grower = ng.Grower(model, optimizer, ng.Strategy(one, strategy.initialization), include=["hidden1"], buffer=buffer)
     plain = mlp(784, 64, 64, 10)
     alone = torch.optim.Adam(plain.parameters())
     steps, events = [], []
@@ -84,7 +84,7 @@ def event(strategy: ng.Strategy, buffer: int, rounds: int = 15) -> float:
         step(model, optimizer, images, labels)
         events.append(seconds(grower.step))
         steps.append(seconds(lambda: step(plain, alone, images, labels)))  # noqa: B023
-    assert grower.widths["0"] >= 64 + rounds
+    assert grower.widths["hidden1"] >= 64 + rounds
     events, steps = events[4:], steps[4:]  # the buffer is full then
     return statistics.median(events) / statistics.median(steps)
 

@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks import overhead
+import neurogenesis as ng
+from benchmarks import overhead, selection
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("strategy", ["north-random", "north-select", "north-weight"])
 def test_watching_takes_hardly_more_memory(strategy: str) -> None:
     assert overhead.memory(strategy) <= 1.15 * overhead.memory(None)
+
+
+def test_a_growth_event_can_be_timed() -> None:
+    assert selection.event(ng.strategies.strategy("north-random"), buffer=64, rounds=1) > 0
 
 
 @pytest.mark.long
