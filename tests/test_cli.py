@@ -96,7 +96,7 @@ def test_help_answers_at_once() -> None:
     shown = command("--help").stdout
     assert all(word in shown for word in ("run", "sweep", "report", "widths"))
     helping = min(seconds("-m", "neurogenesis", "--help") for _ in range(3))
-    assert helping < seconds("-c", "import torch") / 3
+    assert helping < min(1.5, seconds("-c", "import torch") / 3)
 
 
 @pytest.mark.parametrize(

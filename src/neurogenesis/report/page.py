@@ -22,8 +22,6 @@ from .tables import Table, cost, summary
 
 # Nothing may be loaded from anywhere. Vega makes functions of expressions.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
-
-
 _LONG = 24  # rows of a table that would keep one from the figures
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..experiments.presets import SIZES, STATIC
+from ..experiments.studies import GRADIENT
 from .records import STATES, Result, Run, Study
 from .statistics import Statistic, statistic
 
@@ -23,7 +24,6 @@ _NAMES = {
     "effective_dimension": "effective dimension",
 }  # fmt: skip
 _HEADINGS = {"hidden": "hidden layers", "features": "independent features", "batch": "batch size"}
-GRADIENT = ("gradmax", "firefly", "nest")
 # What only growing networks look at.
 _GROWTH = (
     "schedule", "metric", "gamma", "scale", "buffer", "every", "initial", "medium", "maximum",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import altair as alt
 
+from ..experiments.studies import GRADIENT
 from .records import Run
-from .sections import GRADIENT, ORDER, Configuration, Section, gamma_of, shown, slug
+from .sections import ORDER, Configuration, Section, gamma_of, shown, slug
 from .style import Choice, Figure, Row, brief, layered, table, tips
 
 _KINDS = {"metric": "#0072B2", "threshold": "#D55E00", "neurons": "#8a8a8a", "growth": "#222222"}
