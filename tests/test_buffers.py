@@ -1,4 +1,4 @@
-"""The buffer gives the rank and orthogonality of the latest samples, however they came, by whatever short cut."""
+"""Activations give the rank and orthogonality of the latest samples, by whatever short cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neurogenesis import metrics
-from neurogenesis.buffers import Buffer
+from neurogenesis.buffers import Activations
 from tests import oracles
 
 
@@ -48,32 +48,12 @@ KINDS = ("random", "rectified", "low rank", "decaying", "dead", "double")
 def test_rank_is_that_of_the_latest_samples(
     seed: int, sizes: list[int], neurons: int, positions: int, limit: int, kind: str, scaled: bool
 ) -> None:
-    buffer = Buffer(limit)
-    seen: list[Tensor] = []
+    seen = batches(seed, sizes, neurons, positions, kind)
     scale = torch.rand(neurons, generator=torch.Generator().manual_seed(seed)) if scaled else None
-    for values in batches(seed, sizes, neurons, positions, kind):
-        buffer.add(values)
-        seen = [*seen, *values.unbind()]
-        latest = torch.stack(seen[-buffer.samples :]).movedim(1, 0).flatten(1)
-        latest = latest if scale is None else latest * scale[:, None]
-        assert buffer.rank(0.01, scale) == oracles.effective_rank(latest)
-        assert positions > 1 or buffer.samples == min(len(seen), limit)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("neurons", [40, 96])
-def test_a_bound_is_never_below_the_rank_and_settles_what_it_claims(kind: str, neurons: int) -> None:
-    buffer, seen = Buffer(160), []
-    for values in batches(1, [64] * 12, neurons, 1, kind):
-        values = values * (1 + 0.01 * len(seen) / 64)  # activations that drift
-        buffer.add(values)
-        seen += values.unbind()
-        exact = oracles.effective_rank(torch.stack(seen[-160:]).squeeze(2).T)
-        for enough in (exact - 1, exact, exact + 2):
-            found = buffer.rank(0.01, enough=enough)
-            assert found >= exact
-            assert (found <= enough) == (exact <= enough)
-            assert found == exact or found <= enough
+    latest = torch.cat(seen)[-limit:].movedim(1, 0).flatten(1)
+    found = Activations(seen).latest(limit)
+    assert found.columns == latest.shape[1]
+    assert found.rank(0.01, scale) == oracles.effective_rank(latest if scale is None else latest * scale[:, None])
 
 
 def test_single_precision_is_within_the_error_it_is_given() -> None:
@@ -103,33 +83,21 @@ def test_quick_rank_is_the_rank(seed: int, neurons: int, n: int, kind: str) -> N
     assert metrics.quick_rank(matrix, 0.01) == oracles.effective_rank(matrix)
 
 
-@pytest.mark.parametrize(("positions", "whole"), [(1, False), (4, True)])
-def test_orthogonality_is_that_of_the_latest_samples(positions: int, whole: bool) -> None:
-    buffer, seen = Buffer(50, whole), []
-    for values in batches(0, [30, 30, 7], 12, positions, "rectified"):
-        buffer.add(values)
-        seen += values.unbind()
-    expected = oracles.orthogonality(torch.stack(seen[-50:]).flatten(1).T)
-    assert buffer.orthogonality() == pytest.approx(expected, abs=1e-6)
+@pytest.mark.parametrize(("positions", "by_sample"), [(1, False), (4, True)])
+def test_orthogonality_is_that_of_the_latest_samples(positions: int, by_sample: bool) -> None:
+    seen = batches(0, [30, 30, 7], 12, positions, "rectified")
+    expected = oracles.orthogonality(torch.cat(seen)[-50:].flatten(1).T)
+    assert Activations(seen).latest(50).orthogonality(by_sample=by_sample) == pytest.approx(expected, abs=1e-6)
 
 
-def test_activations_of_images_are_let_go_after_a_step() -> None:
-    buffer = Buffer(8)
-    buffer.add(torch.randn(8, 3, 100))
-    buffer.settle()
-    assert buffer.samples == 8
-    assert not buffer.complete
-    buffer.add(torch.randn(8, 3, 100))
-    assert buffer.complete
+def test_batches_may_have_different_numbers_of_positions() -> None:
+    seen = [*batches(0, [9], 6, 4, "rectified"), *batches(1, [8], 6, 7, "rectified")]
+    together = torch.cat([values.movedim(1, 0).flatten(1) for values in seen], 1)
+    assert Activations(seen).rank(0.5) == oracles.effective_rank(together, 0.5)
+    alone = oracles.orthogonality(seen[1].flatten(1).T)
+    assert Activations(seen).orthogonality(by_sample=True) == pytest.approx(alone, abs=1e-6)
 
 
-def test_numbers_that_are_none_are_dropped_with_their_batch() -> None:
-    buffer = Buffer(100)
-    buffer.add(torch.randn(10, 4, 1))
-    buffer.add(torch.full((10, 4, 1), float("nan")))
-    assert buffer.drop_nonfinite()
-    assert buffer.samples == 10
-    assert not buffer.drop_nonfinite()
-    half = Buffer(2000)
-    half.add(torch.ones(512, 256, 1, dtype=torch.float16))
-    assert not half.drop_nonfinite()
+def test_half_precision_does_not_overflow() -> None:
+    assert Activations([torch.ones(512, 256, 1, dtype=torch.float16)]).finite
+    assert not Activations([torch.full((5, 2, 1), float("nan"))]).finite

@@ -7,6 +7,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import neurogenesis as ng
 from neurogenesis import initializations, triggers
 from neurogenesis.experiments.models import vgg11, wrn28
 from neurogenesis.strategies import STRATEGIES
+from tests import oracles
 from tests.growing import always, mlp, small_vgg, step
 
 PAPER = ("north-select", "north-pre", "north-random", "north-weight", "gradmax", "firefly", "nest")
@@ -142,17 +144,126 @@ def test_every_thins_out_what_is_looked_at(every: int) -> None:
     assert [event.step for event in grower.history] == list(range(1, 8, every))
 
 
-def test_thinned_out_passes_still_fill_the_buffer() -> None:
-    results = []
-    for every in (1, 5):
-        model = mlp(10, 6, 3)
-        grower = ng.Grower(
-            model, adam(model, 0.05), ng.Strategy(triggers.Activation(gamma=2.0)), every=every, buffer=50
-        )
-        train(model, grower, 11, (20, 10))
-        results.append(grower.layers[0].rank(0.3))
-        assert grower.layers[0].buffer.samples == 50  # type: ignore[union-attr]
-    assert results[0] == results[1]
+def test_a_width_that_asks_for_nothing_is_asked_less_often_and_at_least_at_every_eighth_step() -> None:
+    asked: list[int] = []
+
+    class Rare:
+        needs = frozenset[str]()
+        patient = True
+
+        def __call__(self, layer: ng.Layer) -> int:
+            asked.append(layer.step)
+            return int(layer.step in (4, 60))
+
+    model = mlp(10, 4, 3)
+    grower = ng.Grower(model, adam(model), ng.Strategy(Rare()))
+    train(model, grower, 70, (5, 10))
+    gaps = [b - a for a, b in pairwise(asked)]
+    assert gaps[:6] == [1, 1, 2, 1, 1, 2]  # no, no, yes: from then on as at the beginning
+    assert max(gaps) == 8
+    assert [event.step for event in grower.history] == [4]
+    every = ng.Grower(model, adam(model), ng.Strategy(Rare()), every=1)
+    asked.clear()
+    train(model, every, 12, (5, 10))
+    assert asked == list(range(1, 13))
+
+
+def test_activations_of_a_measurement_are_all_of_the_present_network() -> None:
+    model = mlp(10, 6, 5, 3)
+    inputs: list[Tensor] = []
+
+    def same(layer: ng.Layer) -> int:
+        expected = model[: int(layer.consumer.module)](torch.cat(inputs)[-50:]).T
+        torch.testing.assert_close(layer.activations, expected)
+        return 1
+
+    grower = ng.Grower(model, adam(model, 0.1), ng.Strategy(same), buffer=50, max_width=9)
+    for _ in range(6):
+        inputs.append(torch.randn(20, 10))
+        step(model, grower.optimizers[0], inputs[-1])
+        grower.step()
+    assert grower.widths == {"0": 9, "2": 9}
+
+
+def test_widths_are_measured_as_soon_as_there_are_twice_as_many_samples_as_neurons() -> None:
+    model = mlp(10, 6, 25, 3)
+    grower = ng.Grower(model, adam(model), "north-random", every=1)
+    with pytest.warns(UserWarning, match=r"0: 8 of 12 activations per neuron seen; 2: 8 of 50 .*fill") as caught:
+        train(model, grower, 8, (8, 10))
+    assert len(caught) == 1
+    first = {seen.width: seen.step for seen in reversed(grower.history.observations) if seen.metric is not None}
+    assert first == {"0": 2, "2": 7}
+
+
+def test_a_filled_buffer_lets_the_first_step_decide_against_the_untrained_network() -> None:
+    model = mlp(10, 6, 3)
+    untrained = copy.deepcopy(model)
+    grower = ng.Grower(model, adam(model, 0.5), ng.Strategy(triggers.Activation(eps=0.5)), buffer=40)
+    x = torch.randn(80, 10)
+    for part in x[:40].split(20):
+        grower.fill(part)
+    assert grower.widths == {"0": 6}
+    step(model, grower.optimizers[0], x[60:])
+    grower.step()
+    rank = oracles.effective_rank(untrained[:2](torch.cat([x[20:40], x[60:]])).detach().T, 0.5)
+    seen = grower.history.observations[0]
+    assert (seen.step, seen.threshold) == (1, pytest.approx(0.97 * rank / 6))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["north-select", "north-random", "north-integrated", "orthogonality"])
+def test_inputs_may_change_their_size_from_batch_to_batch(name: str) -> None:
+    images = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 5, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(5, 3),
+    )  # fmt: skip
+    text = nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 3))
+    shapes = {images: [(7, 2, 8, 8), (7, 2, 6, 9), (7, 2, 8, 8)], text: [(8, 5, 10), (8, 9, 10), (3, 2, 10)]}
+    for model, sizes in shapes.items():
+        strategy: Any = name
+        if name == "orthogonality":
+            strategy = ng.Strategy(triggers.Activation(metric=name), initializations.Select(metric=name))
+        grower = ng.Grower(model, adam(model), strategy, buffer=20, max_width=8)
+        for shape in sizes * 2:
+            step(model, grower.optimizers[0], torch.randn(shape))
+            grower.step()
+        assert len(grower.history) > 0
+
+
+def test_north_pre_takes_text_of_any_length() -> None:
+    model = nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 3))
+    grower = ng.Grower(model, adam(model), "north-pre", buffer=20, max_width=8)
+    for length in (5, 9, 2, 7):
+        step(model, grower.optimizers[0], torch.randn(8, length, 10))
+        grower.step()
+    assert grower.widths == {"0": 8}
+
+
+class Counting(nn.Sequential):
+    """Keeps something of each call."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = x
+        out: Tensor = super().forward(x)
+        return out
+
+
+def test_what_a_model_keeps_of_its_calls_is_of_the_users_own() -> None:
+    model = Counting(nn.Linear(10, 6), nn.Dropout(0.2), nn.ReLU(), nn.Linear(6, 3))
+    grower = ng.Grower(model, adam(model), "north-select", buffer=40, max_width=9)
+    for number in range(1, 5):
+        x = torch.randn(20, 10)
+        step(model, grower.optimizers[0], x)
+        model.eval()  # as a loop might before it asks the grower
+        grower.step()
+        assert not model.training
+        model.train()
+        assert model.calls == number
+        assert model.last is x
+    assert grower.widths == {"0": 9}
 
 
 class Written(nn.Sequential):
@@ -330,9 +441,9 @@ def test_copies_and_pickles_of_a_watched_model_are_not_watched() -> None:
     grower = ng.Grower(model, adam(model), "north-random", buffer=20)
     train(model, grower, 1, (20, 10))
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        before = len(grower._taps.calls)
+        before = len(grower.buffer.calls)
         twin(torch.randn(20, 10)).sum().backward()
-        assert len(grower._taps.calls) == before
+        assert len(grower.buffer.calls) == before
 
 
 @pytest.mark.parametrize("name", ["random", "select", "gradmax"])
@@ -627,13 +738,13 @@ def test_checkpointed_passes_count_once() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["north-random", "north-select", "north-integrated"])
-def test_a_bad_batch_before_the_buffer_is_full_only_costs_time(name: str) -> None:
+def test_a_bad_batch_before_anything_is_measured_only_costs_time(name: str) -> None:
     model = mlp(10, 6, 3)
     optimizer = adam(model)
     grower = ng.Grower(model, optimizer, name, buffer=40)
-    step(model, optimizer, torch.randn(20, 10))
+    step(model, optimizer, torch.randn(5, 10))
     grower.step()
-    model(torch.full((20, 10), float("nan"))).sum().backward()
+    model(torch.full((5, 10), float("nan"))).sum().backward()
     grower.step()  # skipped
     state = grower.state_dict()
     train(model, grower, 4, (20, 10))
@@ -648,9 +759,9 @@ def test_widths_can_be_asked_for_while_a_grower_watches() -> None:
     model = mlp(10, 6, 5, 3)
     grower = ng.Grower(model, adam(model), "north-random", buffer=40)
     train(model, grower, 1, (20, 10))
-    calls = len(grower._taps.calls)
+    calls = len(grower.buffer.calls)
     assert [width.name for width in ng.widths(model, torch.randn(2, 10)).growable] == ["0", "2"]
-    assert len(grower._taps.calls) == calls
+    assert len(grower.buffer.calls) == calls
     assert grower._taps.passes == 0
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from .buffers import Buffer
-from .growth import affordable, fitted, look_back, loss_with, refill
+from .buffers import Buffer, Untrained
+from .growth import affordable, fitted, loss_with
 from .history import Event, History, Observation
 from .initializations import Neurons
 from .layers import Layer, NotFinite
@@ -42,12 +42,13 @@ class Grower:
         max_width: how wide widths may become: a number of neurons, a float times the present width, or a mapping by
             name.
         max_parameters: how many parameters the model may have.
-        every: look at the model at the first gradient step and then at every so many.
+        every: look at the model at the first gradient step and then at every so many. By default widths are asked at
+            every step while they grow, and less often, at least at every eighth, while they do not.
         include: patterns of the widths to grow, such as ``["features.*"]``; all by default.
         exclude: patterns of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
         buffer: how many of the latest samples activations are measured on; 1568, or 128 in networks with
-            convolutions. Strategies that look at them begin when so many have been seen.
+            convolutions. A width is measured as soon as there are twice as many activations as neurons; see `fill`.
         seed: of everything random in growth. Torch's global random state is never used.
         ema: an averaged copy of the model, grown along.
 
@@ -73,7 +74,7 @@ class Grower:
         example: Example | None = None,
         max_width: MaxWidth = None,
         max_parameters: int | None = None,
-        every: int = 1,
+        every: int | None = None,
         include: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
         tie: Sequence[str | Sequence[str]] = (),
@@ -107,15 +108,15 @@ class Grower:
         self.steps = 0  # gradient steps seen
         convolutional = any(isinstance(module, _ConvNd) for module in self.model.modules())
         self.convolutional = convolutional
-        self.buffer = buffer or (128 if convolutional else 1568)
+        self.buffer = Buffer(self.model, buffer or (128 if convolutional else 1568))
         self.generator = torch.Generator().manual_seed(seed)
         self._layers: list[Layer] | None = None
         self._known: Widths | None = None
         self._first: Call | None = None  # what the model was first called with
         self._stepped = False
-        self._untrained: dict[str, Tensor] | None = None  # the parameters, until the buffers are full
         self._warned: set[str] = set()
         self._few: set[str] = set()
+        self._measured: set[str] = set()  # layers whose activations have been
         self._taps = Taps(self.model, self.buffer, self._attach)
         self._handles = [each.register_step_post_hook(self._optimizer_stepped) for each in self.optimizers]
         if example is not None:
@@ -138,18 +139,26 @@ class Grower:
         set_maxima(layers, known, self.max_width)
         start = getattr(self.strategy.trigger, "start", None)
         for layer in layers:
-            layer.calls = self._taps.calls
-            if "activations" in self.strategy.needs:
-                whole = getattr(self.strategy.trigger, "metric", None) == "orthogonality" and self.convolutional
-                layer.buffer = Buffer(self.buffer, whole)
+            if layer.route is not None:
+                layer.buffer = self.buffer
+                self.buffer.watch(layer.name, layer.width, layer.route)
             if start is not None:
                 start(layer)
         self._layers = layers
         self._first = call
-        needs = self.strategy.needs
-        if "activations" in needs:
-            self._untrained = {name: own.detach().clone() for name, own in self.model.named_parameters()}
-        self._taps.watch(layers, "activations" in needs, "gradients" in needs)
+        if "activations" in getattr(self.strategy.trigger, "needs", ()):
+            self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
+        self._taps.watch(layers)
+
+    def fill(self, *args: Any, **kwargs: Any) -> None:
+        """Add inputs to the buffer, as if the model had been trained on them.
+
+        With enough of them, widths are measured from the first gradient step on. Takes what the model takes; call it
+        for each batch.
+        """
+        call = Call.of(args, kwargs).copied()
+        self._taps.begin(call)
+        self.buffer.add(call)
 
     # --- every step --------------------------------------------------------------------------------------
 
@@ -197,38 +206,34 @@ class Grower:
             self._warn("the optimizer was stepped without a backward pass through the model")
         else:
             self.steps += 1
-            if (self.steps - 1) % self.every == 0:
-                events = self._look(closure)
+            due = [layer for layer in self._layers if self._is_due(layer)]
+            if due:
+                events = self._look(due, closure)
         for layer in self._layers:
             layer.pairs.clear()
             layer.gradient_norms.clear()
-            if layer.buffer is not None:
-                layer.buffer.settle()
-        self._thin_out()
+            layer.looking = self._is_due(layer, self.steps + 1)
+        self.buffer.forget()
         return events
 
-    def _thin_out(self) -> None:
-        """Do not record what will have left the buffer before it is looked at."""
-        calls = self._taps.calls
-        after_the_next = -(self.steps) % self.every  # steps between the next one and the one looked at
-        self._taps.wanted = not calls or after_the_next * calls[-1].samples < self.buffer
+    def _is_due(self, layer: Layer, step: int | None = None) -> bool:
+        """Whether a layer is asked at a step, the present one by default."""
+        step = self.steps if step is None else step
+        return (step - 1) % self.every == 0 if self.every is not None else step >= layer.next_look
 
-    def _look(self, closure: Callable[[], Any] | None) -> list[Event]:
+    def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
-        for layer in self._layers:
-            if layer.buffer is not None and layer.buffer.drop_nonfinite():
-                self._start_over(NotFinite(f"activations of {layer.name}"), layer)
-                return []
+        for layer in due:
             if layer.pairs and layer.drop_stale():
                 self._warn("inputs were overwritten, or widths resized, before the step: its gradients are not used")
-        refill(self.model, [layer for layer in self._layers if not layer.up_to_date], self._taps.calls)
-        self._look_back()
-        self._check_samples()
+        if self.buffer.drop_overwritten() and "activations" in self.strategy.needs:
+            self._warn("the model's inputs were overwritten before the step: no growth at such steps")
+            return []
+        asked = [layer for layer in due if not layer.full]
+        self.buffer.ask(layer.name for layer in asked)
         needs_loss = getattr(self.strategy.initialization, "needs_loss", None)
-        due: list[tuple[Layer, Decision, int]] = []
-        for layer in self._layers:
-            if layer.full:
-                continue
+        growing: list[tuple[Layer, Decision, int]] = []
+        for layer in asked:
             if needs_loss is not None and closure is None and needs_loss(layer):
                 raise TypeError(
                     f"{layer.name}: this strategy must evaluate the loss again: call grower.step(closure) with a "
@@ -246,53 +251,50 @@ class Grower:
             )
             count = decision.count if layer.maximum is None else min(decision.count, layer.maximum - layer.size)
             if count > 0:
-                due.append((layer, decision, count))
-        for layer in self._layers:
-            layer.untrained = None
-        return self._grow(due, closure) if due else []
+                growing.append((layer, decision, count))
+            self._plan_next_look(layer, count)
+        self._tell_waiting(asked)
+        return self._grow(growing, closure) if growing else []
 
-    def _look_back(self) -> None:
-        """As soon as buffers are full, run their samples through the untrained network, for baselines."""
-        watched = [layer for layer in self._layers or () if layer.buffer is not None and not layer.full]
-        if self._untrained is None or (watched and not any(layer.ready for layer in watched)):
+    def _plan_next_look(self, layer: Layer, count: int) -> None:
+        """Ask a layer again later the longer it has asked for nothing: what has not changed for long rarely does."""
+        layer.quiet = 0 if count > 0 or not getattr(self.strategy.trigger, "patient", False) else layer.quiet + 1
+        layer.next_look = self.steps + min(max(layer.quiet, 1), _LONGEST)
+
+    def _tell_waiting(self, asked: Sequence[Layer]) -> None:
+        """Say once what is being waited for, and which widths have more neurons than there will be samples."""
+        if "activations" not in getattr(self.strategy.trigger, "needs", ()) or not asked:
             return
-        tensors, self._untrained = self._untrained, None
-        if self.steps == 1:
-            return  # what the buffers hold is of the untrained network
-        if any(tensors[name].shape != own.shape for name, own in self.model.named_parameters()):
-            return  # grown by hand meanwhile
-        look_back(self.model, [layer for layer in watched if layer.ready], self._taps.calls, tensors)
-
-    def _start_over(self, error: NotFinite, layer: Layer) -> None:
-        self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
-        self._taps.calls.clear()  # whatever went wrong came with one of these
-        for each in self._layers or ():
-            if each.buffer is not None:
-                each.buffer.clear()
-
-    def _check_samples(self) -> None:
-        """Say once which widths have more neurons than samples: their rank is at most the number of these."""
-        few = {
-            layer.name: f"{layer.name} ({layer.size} on {layer.buffer.columns})"
-            for layer in self._layers or ()
-            if layer.buffer is not None and layer.buffer.full and layer.buffer.columns < layer.size
-        }
+        waiting = {layer.name: layer.waiting for layer in asked}
+        self._measured |= {name for name, text in waiting.items() if text is None}
+        if all(waiting.values()):
+            listed = "; ".join(f"{name}: {text}" for name, text in waiting.items())
+            self._warn(f"nothing can be measured yet ({listed}): use larger batches or `fill`", key="waiting")
+        if self.buffer.untrained is not None and not any(
+            layer.waiting for layer in self._layers or () if not layer.full
+        ):
+            self.buffer.untrained = None  # every layer has been measured in it
+        few = {}
+        for layer in asked:
+            seen = None if waiting[layer.name] else self.buffer.activations(layer.name)
+            if seen is not None and seen.columns < layer.size:
+                few[layer.name] = f"{layer.name} ({layer.size} on {seen.columns})"
         if news := [text for name, text in few.items() if name not in self._few]:
             self._few |= few.keys()
             warnings.warn(
                 "widths with more neurons than samples to measure them on, which bounds their rank: "
                 f"{', '.join(news)}; use larger batches or a larger buffer",
-                stacklevel=4,
+                stacklevel=5,
             )
+
+    def _start_over(self, error: NotFinite, layer: Layer) -> None:
+        self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
+        self.buffer.calls.clear()  # whatever went wrong came with one of these
+        self.buffer.forget()
 
     def _grow(self, due: Sequence[tuple[Layer, Decision, int]], closure: Callable[[], Any] | None) -> list[Event]:
         """Initialize all, on the model as it was in the training pass, then grow one after the other."""
         started = time.perf_counter()
-        calls = self._taps.calls
-        calls[:] = [call for call in calls if call.intact]
-        if not calls and "activations" in self.strategy.needs:
-            self._warn("the model's inputs were overwritten before the step: no growth at such steps")
-            return []
         self._taps.muted = True
         try:
             news: list[tuple[Layer, Decision, Neurons]] = []
@@ -312,11 +314,7 @@ class Grower:
                     self._warn(f"{layer.name}: {neurons.why_fewer}", key=f"{layer.name} fewer")
                 if neurons.count:
                     news.append((layer, decision, neurons))
-            events = self._apply(news, time.perf_counter() - started)
-            sizes = {event.width: event.before for event in events}
-            stale = [layer for layer, _, _ in news if layer.full or not layer.extend_buffer(sizes[layer.name])]
-            refill(self.model, stale, calls)
-            return events
+            return self._apply(news, time.perf_counter() - started)
         finally:
             self._taps.muted = False
 
@@ -359,7 +357,8 @@ class Grower:
             layer.name: {
                 "initial": layer.initial,
                 "memory": dict(layer.memory),
-                "buffer": None if layer.buffer is None else layer.buffer.state_dict(),
+                "next_look": layer.next_look,
+                "quiet": layer.quiet,
             }
             for layer in self._layers or ()
         }
@@ -367,11 +366,10 @@ class Grower:
             "strategy": repr(self.strategy),
             "steps": self.steps,
             "layers": layers,
-            "untrained": self._untrained,
+            "untrained": None if self.buffer.untrained is None else self.buffer.untrained.state(),
             "sizes": {width.name: width.size for width in self._known.growable} if self._known else {},
             "generator": self.generator.get_state(),
-            "calls": [(call.args, call.kwargs, call.autocast) for call in self._taps.calls],
-            "wanted": self._taps.wanted,
+            "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
             "example": None if self._first is None else (self._first.args, self._first.kwargs, self._first.autocast),
             "history": self.history.state_dict(),
         }
@@ -407,15 +405,15 @@ class Grower:
             saved = state["layers"][layer.name]
             layer.initial = saved["initial"]
             layer.memory = dict(saved["memory"])
-            if layer.buffer is not None and saved["buffer"] is not None:
-                layer.buffer.load_state_dict(saved["buffer"])
+            layer.next_look, layer.quiet = saved["next_look"], saved["quiet"]
+            layer.looking = self._is_due(layer, state["steps"] + 1)
         if self._known is not None:
             set_maxima(self._layers or (), self._known, self.max_width)
-        self._untrained = state["untrained"]
+        untrained = state["untrained"]
+        self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
         self.generator.set_state(state["generator"].cpu())  # wherever the rest was loaded to
-        self._taps.calls[:] = calls
-        self._taps.wanted = state["wanted"]
+        self.buffer.calls[:] = calls
         self.history.load_state_dict(state["history"])
 
     def detach(self) -> None:
@@ -434,6 +432,9 @@ class Grower:
         if (key or message) not in self._warned:
             self._warned.add(key or message)
             warnings.warn(message, stacklevel=4)
+
+
+_LONGEST = 8  # gradient steps between two looks at a width that asks for nothing
 
 
 def _patterns(given: Sequence[str], what: str) -> list[str]:

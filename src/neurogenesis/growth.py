@@ -1,58 +1,17 @@
-"""What a growth takes beside surgery: samples run again, losses tried, limits kept."""
+"""What a growth takes beside surgery: losses tried, limits kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .axes import size as size_of
-from .buffers import Buffer
 from .edits import edited
 from .layers import Layer
-from .replay import Call, Watch, replay
 from .surgery import Plan, grow, shrink
-
-
-def refill(
-    model: nn.Module, grown: Sequence[Layer], calls: Sequence[Call], tensors: Mapping[str, Tensor] | None = None
-) -> None:
-    """Fill the buffers of layers with what the model, or one with other tensors, gives on their samples."""
-    layers = [layer for layer in grown if layer.buffer is not None and layer.route is not None]
-    for layer in layers:
-        layer.buffer.clear()  # type: ignore[union-attr]
-    layers = [layer for layer in layers if not layer.full]
-    if not layers:
-        return
-    for call in calls:
-        seen: set[str] = set()
-
-        def fill(layer: Layer, module: nn.Module, h: Tensor, seen: set[str] = seen) -> None:
-            if layer.name not in seen:
-                seen.add(layer.name)
-                layer.buffer.add(layer.route.neurons(layer.width, h, module))  # type: ignore[union-attr]
-
-        watches = []
-        for layer in layers:
-            assert layer.route is not None
-            module = model.get_submodule(layer.route.point.module)
-            watches.append(Watch(module, layer.route.side, partial(fill, layer, module)))
-        replay(model, call, watches, tensors=tensors, seed=layers[0].seed)
-
-
-def look_back(model: nn.Module, layers: Sequence[Layer], calls: Sequence[Call], tensors: Mapping[str, Tensor]) -> None:
-    """Give layers the activations that the model with other tensors has on the samples of their buffers."""
-    before = [(layer, layer.buffer) for layer in layers if layer.buffer is not None]
-    for layer, buffer in before:
-        layer.buffer = Buffer(buffer.limit, buffer.whole)
-    refill(model, layers, calls, tensors)
-    for layer, buffer in before:
-        assert layer.buffer is not None
-        layer.untrained = layer.buffer, tensors
-        layer.buffer = buffer
 
 
 def loss_with(

@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from . import metrics
 from .bridge import Bridge
-from .buffers import Buffer
+from .buffers import Activations, Buffer, Untrained
 from .edits import new_values
 from .replay import Call, Watch, replay
 from .routes import Route, pick
@@ -59,13 +59,15 @@ class Layer:
         self.convolutional = convolutional
         self.memory: dict[str, float] = {}
         self.bridge: Bridge | None = None
-        self.buffer: Buffer | None = None
-        self.calls: Sequence[Call] = ()  # the model's latest inputs
+        self.buffer: Buffer | None = None  # the model's latest inputs
+        self.example: Call | None = None  # an input of the model
         self.pairs: list[Pair] = []  # of the passes since the last step
         self.gradient_norms: dict[str, Tensor] = {}  # of fan-in and fan-out, per neuron
         self.loss_with: Callable[[Mapping[tuple[str, int], Tensor]], float] | None = None
         self.seed = 0  # of what is random in trials
-        self.untrained: tuple[Buffer, Mapping[str, Tensor]] | None = None  # the buffer's samples, before training
+        self.next_look = 1  # the gradient step at which its trigger is asked again
+        self.quiet = 0  # how often in a row its trigger has asked for nothing
+        self.looking = True  # whether that is the coming step, whose gradients are wanted
 
     def __repr__(self) -> str:
         return f"Layer({self.name!r}, size={self.size})"
@@ -142,23 +144,36 @@ class Layer:
 
     # --- what was seen -----------------------------------------------------------------------------------
 
-    def rank(self, eps: float = 0.01, scale: Tensor | None = None, enough: int | None = None) -> int:
-        """The effective rank of the activations in the buffer, their rows scaled if a scale is given.
-
-        If it can be shown to be no larger than `enough` at less cost, an upper bound that is.
-        """
-        return self._filled_buffer().rank(eps, scale, enough)
+    def rank(self, eps: float = 0.01, scale: Tensor | None = None) -> int:
+        """The effective rank of the activations, their rows scaled if a scale is given."""
+        return self._activations.rank(eps, scale)
 
     def orthogonality(self, scale: Tensor | None = None) -> float:
-        """The orthogonality of the activations in the buffer."""
-        return self._filled_buffer().orthogonality(scale)
+        """The orthogonality of the activations; in networks with convolutions, of positions x neurons."""
+        return self._activations.orthogonality(scale, by_sample=self.convolutional)
 
-    def _filled_buffer(self) -> Buffer:
-        if self.buffer is None:
-            raise ValueError(f"{self.name}: its activations are not watched, as the trigger does not say it needs them")
-        if self.buffer.drop_nonfinite():
+    @property
+    def activations(self) -> Tensor:
+        """The activations H, neurons x samples, of the model as it is now on its latest inputs."""
+        return self._activations.matrix
+
+    @property
+    def _activations(self) -> Activations:
+        found = None if self.buffer is None else self.buffer.activations(self.name)
+        if found is None:
+            raise ValueError(f"{self.name}: none of the model's latest inputs has led through it")
+        if not found.finite:
             raise NotFinite(f"activations of {self.name}")
-        return self.buffer
+        return found
+
+    def untrained(self) -> tuple[Activations, Untrained] | None:
+        """The activations of the untrained model on the same inputs, and that model; only until first asked for."""
+        if self.buffer is None or (found := self.buffer.untrained_activations(self.name)) is None:
+            return None
+        assert self.buffer.untrained is not None
+        if not found.finite:
+            raise NotFinite(f"activations of {self.name}")
+        return found, self.buffer.untrained
 
     @property
     def full(self) -> bool:
@@ -166,10 +181,21 @@ class Layer:
         return self.maximum is not None and self.size >= self.maximum
 
     @property
-    def up_to_date(self) -> bool:
-        """Whether the buffer holds all its samples, of all neurons: the width may have been grown by hand."""
-        held = self.buffer
-        return held is None or not held.blocks or (held.complete and held.neurons == self.size)
+    def ready(self) -> bool:
+        """Whether there are activations enough to measure: twice as many as neurons, or as many as the buffer holds."""
+        return self.waiting is None
+
+    @property
+    def waiting(self) -> str | None:
+        """What is being waited for before its activations can be measured; None if nothing is."""
+        if self.buffer is None:
+            return "activations are not watched"
+        seen = self.buffer.activations(self.name)
+        if seen is None:
+            return "no input has led through it yet"
+        if seen.columns >= 2 * self.size or self.buffer.full:
+            return None
+        return f"{seen.columns} of {2 * self.size} activations per neuron seen"
 
     @property
     def shapes(self) -> tuple[torch.Size, torch.Size]:
@@ -183,16 +209,6 @@ class Layer:
             self.pairs.clear()
             self.gradient_norms.clear()
         return stale
-
-    @property
-    def ready(self) -> bool:
-        """Whether the buffer is full: a rank of fewer samples could not be compared with later ones."""
-        return self.buffer is not None and self.buffer.full
-
-    @property
-    def activations(self) -> Tensor:
-        """The activations H, neurons x samples, of the model as it is now on the samples in the buffer."""
-        return torch.cat([metrics.by_neuron(seen["H"].detach()) for seen in self._seen_again(())], 1)
 
     def auxiliary_gradient(self) -> Tensor:
         """The gradient of the bridging layer over the passes since the last step."""
@@ -213,53 +229,18 @@ class Layer:
         """Xavier-uniform fan-in of `count` neurons, scaled to the mean norm of the present neurons."""
         return self.default(self.producer, count, generator)
 
-    def trial(self, fan_in: Tensor, gradients: bool = False) -> tuple[Tensor, Tensor]:
-        """The activations of the present neurons and of candidates on the samples in the buffer.
-
-        Both are samples x neurons x positions.
-        """
-        known = None if gradients else self._inputs_known()
-        if known is not None:
-            H, new = known[0], self._through(known[1], fan_in.flatten(1))
-        else:
-            runs = self._seen_again((), fan_in=fan_in, gradients=gradients)
-            with torch.set_grad_enabled(gradients):
-                H, new = torch.cat([seen["H"] for seen in runs]), torch.cat([seen["new"] for seen in runs])
-        _check_finite([H, new], f"activations of {self.name}")
+    def trial(self, fan_in: Tensor, gradients: bool = False) -> tuple[Activations, Activations]:
+        """The activations of the present neurons and of candidates on the model's latest inputs."""
+        runs = self._seen_again((), fan_in=fan_in, gradients=gradients)
+        limit = 0 if self.buffer is None else self.buffer.limit
+        with torch.set_grad_enabled(gradients):
+            H, new = (Activations([seen[key] for seen in runs]).latest(limit) for key in ("H", "new"))
+        if not (H.finite and new.finite):
+            raise NotFinite(f"activations of {self.name}")
         return H, new
 
-    def _inputs_known(self) -> tuple[Tensor, Tensor] | None:
-        """Activations and the producer's inputs, where new neurons are a product and functions of single numbers."""
-        if self.buffer is None or self.route is None or self.route.chain is None:
-            return None
-        known = self.buffer.with_inputs(self.fan_in)
-        same = known is not None and known[0].dtype == known[1].dtype == self.weight.dtype  # not under autocast
-        return known if same else None
-
-    def _through(self, inputs: Tensor, fan_in: Tensor) -> Tensor:
-        """The activations of neurons with a fan-in and no bias: samples x neurons x 1."""
-        assert self.route is not None
-        assert self.route.chain is not None
-        values = F.linear(inputs, fan_in)
-        for path in self.route.chain:
-            values = self.model.get_submodule(path)(values)
-        return values[:, :, None]
-
-    def extend_buffer(self, before: int) -> bool:
-        """After growth, add the activations of the new neurons to the buffer; False if that needs another run."""
-        known = self._inputs_known()
-        if (
-            known is None
-            or known[0].shape[1] != before
-            or any(bool(self.of_neurons(a)[before:].any()) for a in self.biases)
-        ):
-            return False
-        assert self.buffer is not None
-        self.buffer.extend(self._through(known[1], self.weight[before:]))
-        return True
-
     def inputs_and_outputs(self) -> tuple[Tensor, Tensor]:
-        """The producer's inputs H_prev and outputs Z on the samples in the buffer, features x samples."""
+        """The producer's inputs H_prev and outputs Z on the model's latest inputs, features x samples."""
         runs = self._seen_again(("H_prev", "Z"))
         H_prev, Z = (torch.cat([seen[key].flatten(0, -2).T for seen in runs], 1) for key in ("H_prev", "Z"))
         _check_finite([H_prev, Z], f"activations of {self.name}")
@@ -324,7 +305,8 @@ class Layer:
         positions = positions_after(width, route.point, count)
         present, new = positions[: width.size], positions[width.size :]
         result = []
-        for call in self.calls if calls is None else calls:
+        known = () if self.buffer is None else self.buffer.calls
+        for call in known if calls is None else calls:
             seen: dict[str, Tensor] = {}
 
             def at_producer(x: Tensor, seen: dict[str, Tensor] = seen) -> Tensor | None:

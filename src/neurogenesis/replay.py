@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .tracing import run_by_us
+from .tracing import attributes_kept, run_by_us
 
 Side = Literal["input", "output"]
 
@@ -104,6 +104,7 @@ def replay(
 
     with ExitStack() as stack:
         stack.enter_context(run_by_us(model))
+        stack.enter_context(attributes_kept(model))  # a model may count its calls, or keep what they gave
         for watch in watches:
             stack.callback(observe(watch.module, watch.side, partial(on, watch)).remove)
         stack.enter_context(_attributes(attributes))

@@ -1,4 +1,4 @@
-"""Hooks that see what a user's own training step computes: activations, and gradients at the outputs of layers.
+"""Hooks that see what a user's own training step does: the model's inputs, and gradients at the outputs of layers.
 
 They act in training passes only (training mode, gradients on), keep no more than triggers need, and can be removed
 without a trace.
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .buffers import Buffer
 from .layers import Layer, Pair
 from .replay import Call, Hook, observe
 from .tracing import is_run_by_us, tensors_in
@@ -23,22 +24,19 @@ class Taps:
 
     Args:
         model: the model.
-        samples: how many of the latest samples the inputs kept for trials cover.
+        buffer: takes the inputs of training passes.
         on_first_call: called once, before the first training pass, with its arguments.
     """
 
-    def __init__(self, model: nn.Module, samples: int, on_first_call: Callable[[Call], None] | None = None):
-        self.model, self.samples = model, samples
-        self.calls: list[Call] = []  # the inputs of the latest training passes
+    def __init__(self, model: nn.Module, buffer: Buffer, on_first_call: Callable[[Call], None] | None = None):
+        self.model, self.buffer = model, buffer
         self.passes = 0  # training passes since the last step
         self.backwards = 0  # of these, how many had a backward pass
         self.backward_visible = True  # whether the model's outputs show that
         self.muted = False  # while we run the model ourselves
         self.recording = False
-        self.wanted = True  # whether this step's activations will still be in the buffer when they are looked at
         self._on_first_call = on_first_call
         self._call: Call | None = None
-        self._overwritten = False
         self._layers: Sequence[Layer] = ()
         self.fresh = False  # whether a gradient step has been taken since the last pass
         self._seen: set[tuple[str, str]] = set()
@@ -48,30 +46,25 @@ class Taps:
             model.register_forward_hook(Hook(self._leave), always_call=True),
         ]
 
-    def watch(self, layers: Sequence[Layer], activations: bool, gradients: bool) -> None:
+    def watch(self, layers: Sequence[Layer]) -> None:
+        """Catch the gradients of layers that have a bridge."""
         self._layers = layers
         for layer in layers:
             route = layer.route
-            if route is None:
+            if route is None or layer.bridge is None:
                 continue
             producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
-            if activations:
-                point = self.model.get_submodule(route.point.module)
-                self._tap(layer, "H", point, route.side, partial(self._activations, layer, point))
-            wanted = gradients and layer.bridge is not None
-            if wanted or (activations and route.chain is not None):
-                self._tap(layer, "H_prev", producer, "input", partial(self._input, layer))
-            if wanted:
-                self._tap(layer, "output", consumer, "output", partial(self._output, layer))
-                for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")):
-                    self._tap_gradient(layer, axis, role)
+            self._tap(layer, "H_prev", producer, "input", partial(self._input, layer))
+            self._tap(layer, "output", consumer, "output", partial(self._output, layer))
+            for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")):
+                self._tap_gradient(layer, axis, role)
 
     def _tap(self, layer: Layer, what: str, module: nn.Module, side: Any, action: Callable[[Tensor], None]) -> None:
         key = layer.name, what
 
         def act(tensor: Tensor) -> None:
             if (
-                self.recording and key not in self._seen and not is_run_by_us(self.model)
+                self.recording and layer.looking and key not in self._seen and not is_run_by_us(self.model)
             ):  # a layer called twice counts the first time
                 self._seen.add(key)
                 action(tensor)
@@ -83,7 +76,7 @@ class Taps:
         parameter = getattr(self.model.get_submodule(path), name)
 
         def arrived(parameter: Tensor) -> None:
-            if not self.muted and parameter.grad is not None:
+            if layer.looking and not self.muted and parameter.grad is not None:
                 layer.gradient_norms[role] = layer.norms(axis, parameter.grad)
 
         if parameter.requires_grad:
@@ -112,28 +105,24 @@ class Taps:
             return
         if torch._C._current_graph_task_id() != -1:
             return  # a checkpoint computes a pass again in the middle of its backward
-        if self.calls and not self.calls[-1].intact:
-            self._overwritten = True
+        if self.buffer.calls and not self.buffer.calls[-1].intact:
+            self.buffer.overwritten = True
         call = Call.of(args, kwargs)
-        if self._overwritten:  # the inputs are somebody's to write into: keep copies
+        if self.buffer.overwritten:  # the inputs are somebody's to write into: keep copies
             call = call.copied()
         self.begin(call)
         self.recording, self._call = True, call
         self._seen.clear()
         self._inputs.clear()
         self.passes += 1
-        if self.wanted:
-            self.calls.append(call)
-            held = sum(each.samples for each in self.calls)
-            while held - self.calls[0].samples >= self.samples:
-                held -= self.calls.pop(0).samples
+        self.buffer.add(call)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is self.model and self.recording and not self.muted and not is_run_by_us(module):
             self.recording = False
             self._inputs.clear()
             if self._call is not None and not self._call.intact:
-                self._overwritten = True  # by the model itself
+                self.buffer.overwritten = True  # by the model itself
             outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             self.backward_visible = bool(outputs)
             for tensor in outputs:
@@ -142,20 +131,8 @@ class Taps:
     def _went_backward(self, gradient: Tensor) -> None:
         self.backwards += 1
 
-    def _activations(self, layer: Layer, module: nn.Module, tensor: Tensor) -> None:
-        if self.wanted and layer.buffer is not None and not layer.full:
-            assert layer.route is not None
-            with torch.no_grad():
-                values = layer.route.neurons(layer.width, tensor.detach(), module)
-                # A layer's output may be written into, by `out += x`; the consumer's input is kept for its gradient,
-                # if it has one.
-                kept = layer.route.side == "input" and module.weight.requires_grad
-                values = values if kept else values.clone()
-                known = self._inputs.get(layer.name) if layer.route.chain is not None else None
-                layer.buffer.add(values, known)
-
     def _input(self, layer: Layer, tensor: Tensor) -> None:
-        self._inputs[layer.name] = tensor.detach().clone() if self._overwritten else tensor.detach()
+        self._inputs[layer.name] = tensor.detach().clone() if self.buffer.overwritten else tensor.detach()
 
     def _output(self, layer: Layer, tensor: Tensor) -> None:
         H_prev, call = self._inputs.pop(layer.name, None), self._call
@@ -177,5 +154,6 @@ class Taps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.calls.clear()
+        self.buffer.calls.clear()
+        self.buffer.forget()
         self._inputs.clear()

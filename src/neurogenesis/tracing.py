@@ -409,19 +409,28 @@ _VALUES_ONLY = (_BatchNorm, _InstanceNorm, _DropoutNd)
 @contextmanager
 def _left_as_it_was(model: nn.Module, training: bool) -> Iterator[None]:
     """Set the mode; afterwards put back all attributes of all modules and the random state."""
-    modules = list(dict.fromkeys(model.modules()))
-    saved = [dict(vars(module)) for module in modules]
-    held = [[dict(getattr(module, kind)) for kind in _HOLDERS] for module in modules]
     fastpath = torch.backends.mha.get_fastpath_enabled()
     devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
-    try:
-        for module in modules:
+    with attributes_kept(model):
+        for module in model.modules():
             module.training = training and not isinstance(module, _VALUES_ONLY)
         torch.backends.mha.set_fastpath_enabled(False)
-        with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
-            yield
+        try:
+            with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards put back all attributes of all modules."""
+    modules = list(model.modules())
+    saved = [dict(vars(module)) for module in modules]
+    held = [[dict(getattr(module, kind)) for kind in _HOLDERS] for module in modules]
+    try:
+        yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
         for module, attributes, holders in zip(modules, saved, held, strict=True):
             vars(module).clear()
             vars(module).update(attributes)

@@ -3,7 +3,8 @@ r"""When, where and how many: triggers look at a `Layer` after a gradient step a
 A trigger is a function of a `Layer` that returns a `Decision`, or just a number. It may have
 
 * ``needs``: what it looks at, of "activations" and "gradients"; a function without it gets both;
-* ``start(layer)``: called once for each layer before training, for what is to be remembered of the beginning.
+* ``start(layer)``: called once for each layer before training, for what is to be remembered of the beginning;
+* ``patient = True``: it need not be asked at every step while it asks for nothing. A trigger without it is.
 
 Numbers to be kept from step to step go into ``layer.memory``.
 
@@ -20,6 +21,7 @@ from typing import Literal
 import torch
 
 from . import metrics
+from .buffers import Activations, Untrained
 from .layers import Layer, NotFinite
 from .metrics import Metric
 
@@ -59,8 +61,8 @@ class Activation:
             which is the default in networks with convolutions.
         eps: threshold of the effective rank.
 
-    The metric it reports is exact where neurons are added; where none are, it may be an upper bound of the effective
-    dimension that already shows so.
+    The maximum is raised after the decision, as in the authors' program: a metric that has risen is compared with what
+    it was before.
     """
 
     gamma: float | None = None
@@ -68,6 +70,7 @@ class Activation:
     baseline: Baseline | None = None
     eps: float = 0.01
     needs = frozenset({"activations"})
+    patient = True
 
     def __post_init__(self) -> None:
         _check_metric(self.metric)
@@ -80,28 +83,26 @@ class Activation:
     def _decide(self, layer: Layer, scale: torch.Tensor | None) -> Decision:
         if not layer.ready:
             return Decision(0)
-        if "baseline" not in layer.memory and layer.untrained is not None:
-            layer.memory["baseline"] = self._untrained(layer)
-        size, gamma, known = layer.size, self._gamma(layer), layer.memory.get("baseline")
+        size = layer.size
         if self.metric == "orthogonality":
             phi = layer.orthogonality(scale)
             present = math.ceil(size * phi)
         else:
-            # A rank that is no larger than this adds nothing, and does not raise the maximum either.
-            enough = None if known is None or gamma > 1 else _floor(gamma * known * size)
-            present = layer.rank(self.eps, scale, enough)
+            present = layer.rank(self.eps, scale)
             phi = present / size
-        baseline = layer.memory.setdefault("baseline", phi)
+        if "baseline" not in layer.memory:
+            first = layer.untrained()
+            layer.memory["baseline"] = phi if first is None else self._untrained(layer, *first)
+        baseline = layer.memory["baseline"]
         if self.baseline == "running maximum" or (self.baseline is None and layer.convolutional):
-            baseline = layer.memory["baseline"] = max(baseline, phi)
-        return _from_threshold(present, phi, gamma * baseline, size)
+            layer.memory["baseline"] = max(baseline, phi)
+        return _from_threshold(present, phi, self._gamma(layer) * baseline, size)
 
-    def _untrained(self, layer: Layer, scale: torch.Tensor | None = None) -> float:
-        """The metric of the untrained network on the samples of the buffer."""
-        assert layer.untrained is not None
-        buffer, _ = layer.untrained
-        rank = self.metric != "orthogonality"
-        return buffer.rank(self.eps, scale) / layer.size if rank else buffer.orthogonality(scale)
+    def _untrained(self, layer: Layer, seen: Activations, model: Untrained, scale: torch.Tensor | None = None) -> float:
+        """The metric of the untrained network on the same samples."""
+        if self.metric == "orthogonality":
+            return seen.orthogonality(scale, by_sample=layer.convolutional)
+        return seen.rank(self.eps, scale) / seen.neurons
 
     def _gamma(self, layer: Layer) -> float:
         return self.gamma if self.gamma is not None else 0.9 if layer.convolutional else 0.97
@@ -131,10 +132,8 @@ class Integrated(Activation):
     def __call__(self, layer: Layer) -> Decision:
         return self._decide(layer, self._used(layer, layer.fan_out_norms()))
 
-    def _untrained(self, layer: Layer, scale: torch.Tensor | None = None) -> float:
-        assert layer.untrained is not None
-        _, tensors = layer.untrained
-        return super()._untrained(layer, self._used(layer, layer.fan_out_norms(tensors)))
+    def _untrained(self, layer: Layer, seen: Activations, model: Untrained, scale: torch.Tensor | None = None) -> float:
+        return super()._untrained(layer, seen, model, self._used(layer, model.fan_out_norms[layer.name]))
 
     @staticmethod
     def _used(layer: Layer, norms: torch.Tensor) -> torch.Tensor | None:
@@ -156,6 +155,7 @@ class Weight:
     gamma: float = 0.99
     eps: float = 0.01
     needs = frozenset[str]()
+    patient = True
 
     def start(self, layer: Layer) -> None:
         layer.memory.setdefault("baseline", layer.weight_rank(self.eps) / layer.size)
@@ -188,6 +188,7 @@ class Gradient:
     scale: float = 0.5
     mean: bool = False
     needs = frozenset({"gradients"})
+    patient = True
 
     def __call__(self, layer: Layer) -> Decision:
         assert layer.bridge is not None

@@ -55,7 +55,7 @@ def watchable(
         found = routes.get(width.name)
         route = None if isinstance(found, str) else found
         layer = Layer(model, width, route, convolutional)
-        layer.calls = [call]
+        layer.example = call
         problem = found if isinstance(found, str) and must else None
         if route is not None and "gradients" in needs:
             bridge = find_bridge(model, width, route, call)

@@ -55,8 +55,9 @@ class Settings:
     least: bool = False
     """Keep the least orthogonal candidates, as the authors' program does for dense layers: an ablation of
     north-select."""
-    every: int = 1
-    """Look at the network at every so many gradient steps; fixed schedules look at each."""
+    every: int | None = None
+    """Look at the network at every so many gradient steps. By default at every step while it grows, and less often, at
+    least at every eighth, while it does not; fixed schedules look at each."""
     buffer: int = 128
     """Latest samples that activations are measured on, by strategies that look at them."""
     holdout: float = 0.0
@@ -146,7 +147,6 @@ class Digits(Dense):
     epochs: int = 24
     batch: int = 64
     learning_rate: float = 1e-2
-    every: int = 5
     buffer: int = 1024
     initial: int = 4
     medium: int = 32

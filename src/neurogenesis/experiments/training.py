@@ -89,13 +89,17 @@ def beginning(settings: Settings, data: Data, device: torch.device) -> Training:
                 strategy_of(settings, steps),
                 example=data.train[0][:2].to(device),
                 max_width=widths_of(settings, settings.sizes["big"]),
-                every=settings.every if settings.schedule == "dynamic" else 1,  # a schedule says when
+                every=settings.every,
                 tie=TIES.get(getattr(settings, "network", ""), ()),
                 buffer=settings.buffer,
                 seed=derived(settings.seed, "growth"),
             )
         except ValueError as error:  # a strategy that is not for this network
             raise Mistake(f"--strategy {settings.strategy}: {error}") from error
+        if "activations" in grower.strategy.needs:
+            chosen = order(len(data.train[0]), settings.seed, 0)[: settings.buffer]
+            for part in chosen.split(settings.batch):  # type: ignore[no-untyped-call]
+                grower.fill(data.train[0][part].to(device))
     sums = dict.fromkeys(("loss", *SECONDS), 0.0)
     training = Training(model, optimizer, decay, grower, widths_of(settings, settings.size), 0, 0, sums)
     training.measure()
@@ -285,7 +289,6 @@ def run(
         return read_json(out / "result.json") or {}
     with threads_of_torch(1 if threads is None and isinstance(settings, Dense) else threads):
         data = data_of(settings, root)
-        _check_buffer(settings, len(data.train[0]) * settings.epochs)
         training = beginning(settings, data, place)  # and this before anything is written
         with records.opened(settings.record()):
             records.start(environment(place))
@@ -304,15 +307,6 @@ def run(
                 watcher.close()
             records.finish(result)
     return result
-
-
-def _check_buffer(settings: Settings, samples: int) -> None:
-    """Nothing is decided before the buffer is full."""
-    if settings.buffer > samples and "activations" in strategy_of(settings, 1).needs:
-        raise Mistake(
-            f"--buffer {settings.buffer}: never full, as only {samples} samples are seen in all epochs; choose a "
-            "smaller one"
-        )
 
 
 @contextmanager

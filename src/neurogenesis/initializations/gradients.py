@@ -28,7 +28,8 @@ class GradMax:
 
     def check(self, layer: Layer) -> None:
         assert layer.route is not None
-        probe = probed(layer.model, layer.width, layer.route, layer.calls[0])
+        assert layer.example is not None
+        probe = probed(layer.model, layer.width, layer.route, layer.example)
         if isinstance(probe, str):
             raise ValueError(f"{layer.name}: {probe}")
         where = f"between {layer.route.producer.module!r} and {layer.route.consumer.module!r}"

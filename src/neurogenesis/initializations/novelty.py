@@ -47,12 +47,11 @@ class Select:
     def best(self, layer: Layer, fan_in: Tensor, count: int) -> Neurons:
         """The best of given candidates."""
         H, new = layer.trial(fan_in)
-        if self.metric == "orthogonality" and H.shape[2] > 1:
-            scores = _orthogonality_of_images(H, new)
+        if self.metric == "orthogonality" and layer.convolutional:
+            scores = _orthogonality_of_images(H.samples, new.samples)
             best = scores.argsort(descending=not self.least, stable=True)[:count]
         else:
-            flat, rows = metrics.by_neuron(H), metrics.by_neuron(new)
-            best = metrics.best_candidates(flat, rows, count, self.metric, eps=self.eps, worst=self.least)
+            best = metrics.best_candidates(H.matrix, new.matrix, count, self.metric, eps=self.eps, worst=self.least)
         return Neurons(count, values_of(layer, layer.producer, fan_in[best.to(fan_in.device)]))
 
 
@@ -126,7 +125,7 @@ class Opt(Select):
             fan_in = fan_in.detach().requires_grad_()
             H, new = layer.trial(fan_in, gradients=True)
             with torch.enable_grad():
-                total = metrics.singular_sum_with(metrics.by_neuron(H).detach(), metrics.by_neuron(new)).sum()
+                total = metrics.singular_sum_with(H.matrix.detach(), new.matrix).sum()
             (gradient,) = torch.autograd.grad(total, fan_in)
             with torch.no_grad():
                 step = scaled_like(gradient, layer.weight) * self.rate
