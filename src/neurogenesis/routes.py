@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from .nn import ReLU
 from .replay import Call, Side, Watch, observe, replay
 from .structure import Axis, named_tensors
 from .width import Width
@@ -32,7 +31,6 @@ class Route:
     between: tuple[str, ...]  # paths of the modules that run between producer and consumer
     later: frozenset[str]  # paths of those that run no earlier than the consumer
     called: frozenset[str]  # paths of all modules that run
-    chain: tuple[str, ...] | None = None  # between two linear layers, if that is all: functions of single numbers
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
         """The activations of the width's neurons at the point, samples x neurons x positions."""
@@ -113,33 +111,7 @@ def _route(
     grouped_consumer = getattr(modules[consumer.module], "groups", 1) > 1
     if grouped_consumer or (others and _adds(model, width, route, modules, others, call)):
         return _own_branch(width, route, modules, order[start:stop])
-    return route if others else replace(route, chain=_chain(width, route, modules, order[start : stop + 1]))
-
-
-# Functions of single numbers, without anything per neuron.
-_ELEMENTWISE = (
-    nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.Tanh, nn.Sigmoid,
-    nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Identity, ReLU,
-)  # fmt: skip
-
-
-def _chain(
-    width: Width, route: Route, modules: Mapping[str, nn.Module], order: Sequence[tuple[str, Tensor, Tensor]]
-) -> tuple[str, ...] | None:
-    """The modules between two linear layers, if each takes what the one before gives, and nothing else happens."""
-    ends = modules[route.producer.module], modules[route.consumer.module]
-    plain = all(type(end) is nn.Linear for end in ends) and width.in_order(route.producer)
-    if not plain or not width.in_order(route.consumer) or order[0][1].ndim != 2 or route.consumer.per_neuron > 1:
-        return None
-    passed = order[0][2]
-    chain: list[str] = []
-    for path, given, output in order[1:]:
-        if given is passed and path == route.consumer.module:
-            return tuple(chain)
-        if given is passed and type(modules[path]) in _ELEMENTWISE:
-            chain.append(path)
-            passed = output
-    return None
+    return route
 
 
 def _inside(path: str, modules: Mapping[str, nn.Module]) -> bool:
