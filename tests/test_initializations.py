@@ -138,7 +138,7 @@ def activations_with(model: nn.Module, x: Tensor, layer: ng.Layer, fan_in: Tenso
     ng.widths(model, x)
     axis = layer.producer
     values = layer.values(axis, fan_in[None])
-    ng.grow(model, layer.name, 1, initialization=lambda *_: {axis.tensor: values})
+    ng.grow(model, layer.name, 1, initialization={axis.tensor: values})
     seen: list[Tensor] = []
     module = model.get_submodule(consumer)
     module.register_forward_pre_hook(lambda m, args: seen.append(args[0].detach()))
@@ -256,7 +256,7 @@ def gradient_norm(model: nn.Module, x: Tensor, layer: ng.Layer, neurons: how.Neu
     model = copy.deepcopy(model)
     ng.widths(model, x)
     before = layer.size
-    ng.grow(model, layer.name, neurons.count, initialization=lambda *_: neurons.values)
+    ng.grow(model, layer.name, neurons.count, initialization=neurons.values)
     model.zero_grad()
     loss_of(model, x).backward()
     width = ng.widths(model, x)[layer.name]
@@ -375,7 +375,7 @@ def test_nest_points_down_the_gradient() -> None:
         expected = float((layer.auxiliary_gradient() * (fan_out @ fan_in)).sum())
         values = {("0.weight", 0): fan_in, ("2.weight", 1): 1e-3 * fan_out}
         before = float(loss_of(model, x))
-        ng.grow(model, "0", 1, initialization=lambda *_, own=values: own)
+        ng.grow(model, "0", 1, initialization=values)
         slope = (float(loss_of(model, x)) - before) / 1e-3
         assert slope == pytest.approx(expected, rel=0.05, abs=1e-3)
         slopes.append(slope)
@@ -391,7 +391,7 @@ def test_nest_keeps_the_convolutional_candidates_that_lower_the_loss_most() -> N
     def loss_with(values: Any) -> float:
         twin = copy.deepcopy(model)
         ng.widths(twin, x)
-        ng.grow(twin, "0", 1, initialization=lambda *_: values)
+        ng.grow(twin, "0", 1, initialization=values)
         tried.append(float(loss_of(twin, x)))
         return tried[-1]
 

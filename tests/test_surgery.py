@@ -107,9 +107,7 @@ def test_old_weights_train_on_as_if_nothing_had_grown(name: str) -> None:
     model, optimizer = trained(OPTIMIZERS[name])
     reference, other = trained(OPTIMIZERS[name])
 
-    def inert(model: nn.Module, width: ng.Width, count: int) -> dict[str, Tensor]:
-        return {"0.weight": torch.zeros(count, 6), "2.weight": torch.zeros(7, count)}
-
+    inert = {"0.weight": torch.zeros(3, 6), "2.weight": torch.zeros(7, 3)}
     ng.grow(model, "0", 3, optimizer=optimizer, initialization=inert)
     for _ in range(3):
         step(model, optimizer)
@@ -359,13 +357,9 @@ def test_a_model_that_grew_by_plan_equals_one_that_grew_at_once() -> None:
         plan.apply(first)
 
 
-def test_an_initialization_of_ones_own_gives_the_new_weights() -> None:
+def test_values_of_ones_own_are_the_new_weights() -> None:
     model, _ = trained(OPTIMIZERS["SGD"])
-
-    def ones(model: nn.Module, width: ng.Width, count: int) -> dict[str, Tensor]:
-        return {"0.weight": torch.ones(count, 6), "2.weight": torch.full((7, count), 2.0)}
-
-    ng.grow(model, "0", 2, initialization=ones)
+    ng.grow(model, "0", 2, initialization={"0.weight": torch.ones(2, 6), "2.weight": torch.full((7, 2), 2.0)})
     assert_same(torch.ones(2, 6), model[0].weight[8:].detach())
     assert_same(torch.full((7, 2), 2.0), model[2].weight[:, 8:].detach())
     assert_same(torch.zeros(2), model[0].bias[8:].detach())
@@ -400,10 +394,6 @@ def bad(message: str, error: type[Exception], act: Callable[[nn.Module, optim.Op
     return pytest.param(message, error, act, id=message)
 
 
-def given(values: dict[str, Tensor]) -> Any:
-    return lambda model, width, count: values
-
-
 @pytest.mark.parametrize(
     ("message", "error", "act"),
     [
@@ -435,17 +425,17 @@ def given(values: dict[str, Tensor]) -> Any:
         bad(
             "expected values of shape \\(1, 6\\) for axis 0, got \\(2, 6\\)",
             ValueError,
-            lambda m, o: ng.grow(m, "0", 1, initialization=given({"0.weight": torch.ones(2, 6)})),
+            lambda m, o: ng.grow(m, "0", 1, initialization={"0.weight": torch.ones(2, 6)}),
         ),
         bad(
             "not all finite",
             ValueError,
-            lambda m, o: ng.grow(m, "0", 1, initialization=given({"0.weight": torch.full((1, 6), torch.nan)})),
+            lambda m, o: ng.grow(m, "0", 1, initialization={"0.weight": torch.full((1, 6), torch.nan)}),
         ),
         bad(
             "\\['4.weight'\\] do not belong",
             ValueError,
-            lambda m, o: ng.grow(m, "0", 1, initialization=given({"4.weight": torch.ones(1)})),
+            lambda m, o: ng.grow(m, "0", 1, initialization={"4.weight": torch.ones(1)}),
         ),
         bad("averaged|gone", ValueError, lambda m, o: ng.grow(m, "0", 1, optimizer=o, ema=nn.Linear(2, 2))),
     ],

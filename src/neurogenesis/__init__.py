@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import initializations, metrics, nn, strategies, triggers
+    from .by_hand import grow, plan_growth
     from .grower import Grower
     from .history import Event, History
     from .initializations import Neurons
     from .layers import Layer
     from .strategies import Strategy
-    from .surgery import Plan, grow, plan_growth, plan_shrinkage, shrink
+    from .surgery import Plan, plan_shrinkage, shrink
     from .triggers import Decision
     from .width import Width, Widths, widths
 
@@ -40,12 +41,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "by_hand": ["grow", "plan_growth"],
     "grower": ["Grower"],
     "history": ["Event", "History"],
     "initializations": ["Neurons"],
     "layers": ["Layer"],
     "strategies": ["Strategy"],
-    "surgery": ["Plan", "grow", "plan_growth", "plan_shrinkage", "shrink"],
+    "surgery": ["Plan", "plan_shrinkage", "shrink"],
     "triggers": ["Decision"],
     "width": ["Width", "Widths", "widths"],
 }

@@ -37,6 +37,22 @@ class Edit:
         return self.values is not None and int(self.positions[0]) == self.length
 
 
+@dataclass(frozen=True)
+class Change:
+    """What is added to present entries of a parameter or buffer; `added` has its whole shape."""
+
+    tensor: str
+    axis: int  # of the width
+    added: Tensor
+    role: str
+
+    @property
+    def positions(self) -> Tensor:
+        """The positions on the axis that are not left as they are."""
+        rows = self.added.movedim(self.axis, 0)
+        return rows.reshape(len(rows), -1).any(1).nonzero().flatten()
+
+
 def grouped(edits: Sequence[Edit]) -> dict[str, list[Edit]]:
     """Edits by tensor."""
     result: dict[str, list[Edit]] = {}

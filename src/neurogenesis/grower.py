@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
+from torch.optim import LBFGS, Optimizer
 
 from .buffers import Buffer, Untrained
 from .growth import affordable, fitted, loss_with
@@ -20,8 +21,8 @@ from .optimizer_state import Optimizers, as_list, check_optimizers
 from .replay import Call
 from .strategies import Strategy
 from .strategies import strategy as as_strategy
-from .structure import named_tensors, unwrapped
-from .surgery import Plan, Values, grow
+from .structure import unwrapped
+from .surgery import Plan, Surgery, check_average, plan_neurons, plan_shrinkage
 from .taps import Taps
 from .tracing import Example
 from .triggers import Decision
@@ -86,7 +87,10 @@ class Grower:
         self.optimizers = as_list(optimizer)
         if not self.optimizers:
             raise TypeError("optimizer: expected the optimizer that trains the model")
+        _check_usable(self.optimizers)
         check_optimizers(self.model, dict(self.model.named_parameters()), self.optimizers)
+        if ema is not None:
+            check_average(self.model, ema)
         self.strategy = as_strategy(strategy)
         if ema is not None and getattr(self.strategy.initialization, "changes_present_neurons", False):
             raise ValueError(
@@ -117,14 +121,15 @@ class Grower:
         self._warned: set[str] = set()
         self._few: set[str] = set()
         self._measured: set[str] = set()  # layers whose activations have been
+        self._handles: list[Any] = []
         self._taps = Taps(self.model, self.buffer, self._attach)
-        self._handles = [each.register_step_post_hook(self._optimizer_stepped) for each in self.optimizers]
-        if example is not None:
-            try:
+        try:
+            self._handles += [each.register_step_post_hook(self._optimizer_stepped) for each in self.optimizers]
+            if example is not None:
                 self._taps.begin(call_of(example))
-            except BaseException:
-                self.detach()
-                raise
+        except BaseException:
+            self.detach()
+            raise
 
     # --- the beginning -----------------------------------------------------------------------------------
 
@@ -319,34 +324,21 @@ class Grower:
             self._taps.muted = False
 
     def _apply(self, news: Sequence[tuple[Layer, Decision, Neurons]], before: float) -> list[Event]:
+        """Grow all widths, or none if one fails."""
         events: list[Event] = []
         done: list[Plan] = []
-        for layer, decision, neurons in news:
-            started, size = time.perf_counter(), layer.size
-            values = {key: fitted(key, value, done) for key, value in neurons.values.items()}
-
-            def given(*_: Any, values: Values = values) -> Values:
-                return values
-
-            plan = grow(
-                self.model,
-                layer.width,
-                neurons.count,
-                initialization=given,
-                optimizer=self.optimizers,
-                ema=self.ema,
-                generator=self.generator,
-            )
-            done.append(plan)
-            seconds = time.perf_counter() - started + before / len(news)
-            event = Event(self.steps, layer.name, size, layer.size, decision.metric, decision.threshold, seconds)
-            self.history.events.append(event)
-            events.append(event)
-        models = [self.model] if self.ema is None else [self.model, getattr(self.ema, "module", self.ema)]
-        for tensors in [named_tensors(model) for model in models]:
-            for _, _, neurons in news:
-                for name, change in neurons.changes.items():
-                    tensors[name].add_(fitted((name, -1), change, done).to(tensors[name]))
+        with Surgery(self.model, self.optimizers, self.ema) as surgery:
+            for layer, decision, neurons in news:
+                started, size = time.perf_counter(), layer.size
+                values = {key: fitted(key, value, done) for key, value in neurons.values.items()}
+                changes = {name: fitted((name, -1), change, done) for name, change in neurons.changes.items()}
+                plan = plan_neurons(self.model, layer.width, neurons.count, values, changes, generator=self.generator)
+                surgery.apply(plan)
+                done.append(plan)
+                seconds = time.perf_counter() - started + before / len(news)
+                event = Event(self.steps, layer.name, size, layer.size, decision.metric, decision.threshold, seconds)
+                events.append(event)
+        self.history.events += events
         return events
 
     # --- what is kept ------------------------------------------------------------------------------------
@@ -378,7 +370,7 @@ class Grower:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state.
 
-        The model is grown to the sizes it had then. Load its own state, and the optimizer's, afterwards.
+        The model is grown, or cut, to the sizes it had then. Load its own state, and the optimizer's, afterwards.
         """
         if state["strategy"] != repr(self.strategy):
             raise ValueError(f"the state is of another strategy, {state['strategy']}, not {self.strategy!r}")
@@ -390,23 +382,15 @@ class Grower:
             raise ValueError(
                 f"the state is of other widths: it has {sorted(theirs - mine)} more and lacks {sorted(mine - theirs)}"
             )
-        if self._known is not None:
-            for name, size in state["sizes"].items():
-                width = self._known[name]
-                if size < width.size:
-                    raise ValueError(f"{name} has size {width.size}, more than the saved {size}: load a smaller model")
-            for name, size in state["sizes"].items():
-                width = self._known[name]
-                if size > width.size:
-                    generator = torch.Generator().manual_seed(0)  # the values are loaded over
-                    count = size - width.size
-                    grow(self.model, width, count, optimizer=self.optimizers, ema=self.ema, generator=generator)
+        self._resize(state["sizes"])
         for layer in self._layers or ():
             saved = state["layers"][layer.name]
             layer.initial = saved["initial"]
             layer.memory = dict(saved["memory"])
             layer.next_look, layer.quiet = saved["next_look"], saved["quiet"]
             layer.looking = self._is_due(layer, state["steps"] + 1)
+            layer.pairs.clear()
+            layer.gradient_norms.clear()
         if self._known is not None:
             set_maxima(self._layers or (), self._known, self.max_width)
         untrained = state["untrained"]
@@ -414,7 +398,20 @@ class Grower:
         self.steps = state["steps"]
         self.generator.set_state(state["generator"].cpu())  # wherever the rest was loaded to
         self.buffer.calls[:] = calls
+        self._stepped, self._taps.passes, self._taps.backwards = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
+
+    def _resize(self, sizes: Mapping[str, int]) -> None:
+        """Give widths other sizes, for values that will be loaded: neurons come and go at the end."""
+        generator = torch.Generator().manual_seed(0)
+        with Surgery(self.model, self.optimizers, self.ema) as surgery:
+            for name, size in sizes.items():
+                assert self._known is not None
+                width = self._known[name]
+                if size > width.size:
+                    surgery.apply(plan_neurons(self.model, width, size - width.size, generator=generator))
+                elif size < width.size:
+                    surgery.apply(plan_shrinkage(self.model, width, range(size, width.size)))
 
     def detach(self) -> None:
         """Take every hook off the model and the optimizer. The model stays as it has grown."""
@@ -435,6 +432,21 @@ class Grower:
 
 
 _LONGEST = 8  # gradient steps between two looks at a width that asks for nothing
+
+
+def _check_usable(optimizers: Sequence[Optimizer]) -> None:
+    """Raise where an optimizer cannot be resized, or does not say when it has made a step."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, LBFGS):
+            raise ValueError(
+                "LBFGS keeps one flat history of all parameters, which cannot be resized when a network grows: train "
+                "with another optimizer while it does, such as Adam, and with LBFGS afterwards"
+            )
+        if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+            raise TypeError(
+                f"{type(optimizer).__name__} does not say when it has made a step, as optimizers of torch do: if it "
+                "wraps another one, pass that one, mostly its .optimizer"
+            )
 
 
 def _patterns(given: Sequence[str], what: str) -> list[str]:

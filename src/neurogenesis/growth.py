@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .axes import size as size_of
 from .edits import edited
 from .layers import Layer
-from .surgery import Plan, grow, shrink
+from .surgery import Plan, plan_neurons, shrink
 
 
 def loss_with(
@@ -25,7 +25,7 @@ def loss_with(
         gradients = {parameter: parameter.grad for parameter in model.parameters()}
         for parameter in gradients:
             parameter.grad = None
-        grow(model, layer.width, 1, initialization=lambda *_: values, generator=generator)
+        plan_neurons(model, layer.width, 1, values, generator=generator).apply(model)
         try:
             with torch.enable_grad():  # a closure may go backward, as those of some optimizers do
                 return float(torch.as_tensor(closure()).detach())
@@ -66,7 +66,7 @@ def affordable(model: nn.Module, limit: int | None, layer: Layer, count: int, al
 
 
 def fitted(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:
-    """Values made before other widths grew, with zeros where these have new neurons."""
+    """Values made before other widths grew, with zeros where these have new neurons; axis -1 if for all of it."""
     name, axis = key
     for plan in done:
         for edit in plan.edits:

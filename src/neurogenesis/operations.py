@@ -21,31 +21,35 @@ class Operation(Protocol):
 
 
 class Setting:
-    """Set an attribute of a module."""
+    """Set an attribute that states a size, of a module or a width."""
 
-    def __init__(self, module: nn.Module, name: str, before: int, after: int):
-        self.module, self.name, self.before, self.after = module, name, before, after
+    def __init__(self, owner: object, name: str, before: int, after: int):
+        self.owner, self.name, self.before, self.after = owner, name, before, after
 
     def do(self) -> None:
-        setattr(self.module, self.name, self.after)
+        setattr(self.owner, self.name, self.after)
 
     def undo(self) -> None:
-        setattr(self.module, self.name, self.before)
+        setattr(self.owner, self.name, self.before)
 
     def settle(self) -> None:
         pass
 
 
 class Resizing:
-    """Resize a parameter or buffer in place, with its gradient and what optimizers keep for it."""
+    """Resize a parameter or buffer in place, with its gradient and what optimizers keep for it.
 
-    def __init__(self, tensor: Tensor, edits: Sequence[Edit], states: Sequence[StateEdit]):
-        self.tensor, self.edits, self.states = tensor, edits, states
+    What is to be `added` to its present entries is so in the new contents: the old ones stay as they are.
+    """
+
+    def __init__(self, tensor: Tensor, edits: Sequence[Edit], states: Sequence[StateEdit], added: Tensor | None = None):
+        self.tensor, self.edits, self.states, self.added = tensor, edits, states, added
         self.other: Tensor | None = None  # has the contents that the tensor does not have now
         self.undoings: list[Callable[[], None]] = []
 
     def do(self) -> None:
-        new = edited(self.tensor.detach(), self.edits)
+        present = self.tensor.detach()
+        new = edited(present if self.added is None else present + self.added.to(present), self.edits)
         if isinstance(self.tensor, nn.Parameter):
             new = nn.Parameter(new, requires_grad=self.tensor.requires_grad)
             if self.tensor.grad is not None:

@@ -19,9 +19,17 @@ from .tracing import Attribute, RoleSeen, Tracer
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside what `torch.compile` makes of it."""
+    """The model inside what `torch.compile` makes of it; what trains it on several devices is refused."""
     inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
+    inner = inner if isinstance(inner, nn.Module) else model
+    if isinstance(inner, nn.DataParallel):
+        raise TypeError("the model is wrapped in DataParallel: pass the model inside, its .module")
+    if isinstance(inner, nn.parallel.DistributedDataParallel):
+        raise TypeError(
+            "the model is wrapped in DistributedDataParallel: pass the model inside, its .module, grow it alike in all "
+            "processes, and wrap it again after each growth"
+        )
+    return inner
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

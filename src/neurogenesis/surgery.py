@@ -7,7 +7,7 @@ them stay right; the optimizer's state is padded with zeros or cut on the same a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
@@ -16,23 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .edits import Edit, grouped
+from .edits import Change, Edit, grouped
 from .operations import Operation, Resizing, Setting
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
 from .structure import named_tensors, unwrapped
 from .tracing import Example
 from .width import Width, Widths, remembered, widths
 
-# Called with the model, the width and the number of new neurons; returns new values by parameter name,
-# stacked along the axis that grows. What it leaves out is initialized as usual. Where a parameter grows on two
-# axes for the same width, keys of name and axis say which is meant.
+# New values by parameter name, stacked along the axis that grows; what is left out is initialized as usual. Where
+# a parameter grows on two axes for the same width, keys of name and axis say which is meant.
 Values = Mapping[str, Tensor] | Mapping[tuple[str, int], Tensor]
-Initialization = Callable[[nn.Module, Width, int], Values]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a growth or a shrinkage does to a model: edits of tensors and of module attributes.
+    """What a growth or a shrinkage does to a model: edits of tensors and of module attributes, changes of what stays.
 
     Print it to read it, `check` it against a model, `apply` it. Applying is all or nothing.
     """
@@ -42,6 +40,7 @@ class Plan:
     after: int
     edits: tuple[Edit, ...]
     attributes: tuple[tuple[str, str, int, int], ...]  # module path, attribute, value before and after
+    changes: tuple[Change, ...] = ()
 
     def __str__(self) -> str:
         verb = "grow" if self.after > self.before else "shrink"
@@ -50,6 +49,9 @@ class Plan:
             sign = "+" if edit.change > 0 else "-"
             where = f"{sign}{abs(edit.change)} at {_ranges(edit.positions)}"
             lines.append(f"  {edit.tensor}  axis {edit.axis}  {where}  ({edit.role})")
+        for change in self.changes:
+            where = f"changed at {_ranges(change.positions)}"
+            lines.append(f"  {change.tensor}  axis {change.axis}  {where}  ({change.role})")
         lines += [f"  {path}.{name}: {old} -> {new}" for path, name, old, new in self.attributes]
         return "\n".join(lines)
 
@@ -59,72 +61,121 @@ class Plan:
 
     def apply(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
         """Make the edits, on the model, the optimizers' state and an averaged copy of the model."""
-        operations = self._operations(model, as_list(optimizer), ema)
-        done: list[Operation] = []
-        try:
-            for operation in operations:
-                operation.do()
-                done.append(operation)
-        except BaseException:
-            for operation in reversed(done):
-                operation.undo()
-            raise
-        for operation in done:
-            operation.settle()
-        known = remembered(model)
-        if known is not None and self.width in known:
-            known[self.width].atom.size = self.after
+        with Surgery(model, optimizer, ema) as surgery:
+            surgery.apply(self)
 
     def _operations(self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None) -> list[Operation]:
         """All that is to be done, checked."""
         result: list[Operation] = []
         edits, model = grouped(self.edits), unwrapped(model)
-        for target in [model] if ema is None else [model, getattr(ema, "module", ema)]:
+        changes = {change.tensor: change.added for change in self.changes}
+        for target in [model] if ema is None else [model, averaged(ema)]:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
             for name, own in edits.items():
-                _check_tensor(name, tensors.get(name), own)
+                _check_tensor(name, tensors.get(name), own, changes.get(name))
                 states = state_edits(name, tensors[name], own, optimizers) if target is model else []
-                result.append(Resizing(tensors[name], own, states))
+                result.append(Resizing(tensors[name], own, states, changes.get(name)))
             for path, name, before, after in self.attributes:
                 if getattr(modules.get(path), name, None) != before:
                     raise ValueError(f"{path}.{name} is not {before}: {_CHANGED}")
                 result.append(Setting(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)
+        known = remembered(model)
+        if known is not None and self.width in known:
+            atom = known[self.width].atom
+            result.append(Setting(atom, "size", atom.size, self.after))
         return result
+
+
+def averaged(ema: nn.Module) -> nn.Module:
+    """The model inside an average such as `torch.optim.swa_utils.AveragedModel`, or the copy that it is."""
+    return unwrapped(getattr(ema, "module", ema))
+
+
+def check_average(model: nn.Module, ema: nn.Module) -> None:
+    """Raise unless an average is one of the model."""
+    if not isinstance(ema, nn.Module):
+        raise TypeError(f"ema: expected a module, such as torch.optim.swa_utils.AveragedModel, not {ema!r}")
+    theirs = dict(averaged(ema).named_parameters())
+    for name, own in model.named_parameters():
+        if name not in theirs or theirs[name].shape != own.shape:
+            there = f"has shape {tuple(theirs[name].shape)} there" if name in theirs else "is not there"
+            raise ValueError(f"ema: it is no average of this model: {name} of shape {tuple(own.shape)} {there}")
+
+
+class Surgery:
+    """Plans applied one after the other, each made for what the last has left: all of them or none.
+
+    Use it in a `with` statement: what raises there takes back everything.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None):
+        self.model, self.optimizers, self.ema = model, as_list(optimizer), ema
+        self._done: list[Operation] = []
+
+    def apply(self, plan: Plan) -> None:
+        for operation in plan._operations(self.model, self.optimizers, self.ema):
+            operation.do()
+            self._done.append(operation)
+
+    def __enter__(self) -> Surgery:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for operation in reversed(self._done):
+                operation.undo()
+        else:
+            for operation in self._done:
+                operation.settle()
+        self._done.clear()
 
 
 _CHANGED = "the model has changed since the plan was made"
 
 
-def plan_growth(
-    model: nn.Module,
-    width: str | Width,
-    count: int,
-    *,
-    initialization: str | Initialization = "random",
-    example: Example | None = None,
-    generator: torch.Generator | None = None,
-) -> Plan:
-    """Plan to add neurons at the end of a width; arguments as in `grow`."""
-    model = unwrapped(model)
+def find_growable(
+    model: nn.Module, width: str | Width, count: int, example: Example | None = None
+) -> tuple[Widths, Width, int]:
+    """The widths of a model, the one to be grown, and by how many neurons, checked."""
     known, found = _find(model, width, example)
     count = _whole(count, found.name, "the number of new neurons")
     if count < 1:
         raise ValueError(f"{found.name}: the number of new neurons must be positive, not {count}")
     if found.reason is not None:
         raise ValueError(f"{found.name} cannot grow: {found.reason}")
-    tensors = named_tensors(model)
-    given: dict[Any, Tensor] = {}
-    if callable(initialization):
-        given = dict(initialization(model, found, count))
-    elif initialization != "random":
-        raise ValueError(f"unknown initialization {initialization!r}: 'random', or a function of your own")
+    return known, found, count
+
+
+def plan_neurons(
+    model: nn.Module,
+    width: str | Width,
+    count: int,
+    values: Values | None = None,
+    changes: Mapping[str, Tensor] | None = None,
+    *,
+    generator: torch.Generator | None = None,
+) -> Plan:
+    """Plan to add neurons at the end of a width that is known.
+
+    Args:
+        model: the model.
+        width: the width.
+        count: how many neurons.
+        values: their values where these are not to be the usual ones.
+        changes: what to add to present parameters of the width, by name.
+        generator: source of the random weights; torch's global one by default.
+    """
+    model = unwrapped(model)
+    known, found, count = find_growable(model, width, count)
+    tensors, given = named_tensors(model), dict(values or {})
     edits = known.structure.edits(found.atom, count, tensors, generator)
     edits = [_with_values(edit, given) for edit in edits]
     known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
-    return _plan(known, found, count, edits)
+    made = [_change(found, name, added, edits, tensors) for name, added in (changes or {}).items()]
+    return _plan(known, found, count, edits, [change for change in made if len(change.positions)])
 
 
 def plan_shrinkage(
@@ -148,49 +199,6 @@ def plan_shrinkage(
     return _plan(known, found, -len(chosen), edits)
 
 
-def grow(
-    model: nn.Module,
-    width: str | Width,
-    count: int,
-    *,
-    initialization: str | Initialization = "random",
-    optimizer: Optimizers = None,
-    ema: nn.Module | None = None,
-    example: Example | None = None,
-    generator: torch.Generator | None = None,
-) -> Plan:
-    """Add neurons to a width; with the default initialization the model's outputs do not change.
-
-    Args:
-        model: the model, changed in place; its parameters remain the same objects.
-        width: a width of `widths(model, example)`, or its name.
-        count: how many neurons to add.
-        initialization: "random" (random fan-in of the present neurons' mean norm, zero bias, zero fan-out),
-            or a function ``(model, width, count) -> {parameter name: new values}``.
-        optimizer: every optimizer that trains the model, for its state.
-        ema: an averaged copy of the model such as `torch.optim.swa_utils.AveragedModel`; grown alike.
-        example: an input, needed if `widths` has not been called for this model.
-        generator: source of the random weights; torch's global one by default.
-
-    Returns:
-        The plan that was applied.
-
-    Example:
-        >>> import torch, neurogenesis as ng
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-        >>> print(ng.grow(model, "0", 2, example=torch.randn(1, 4)))
-        grow 0 from 8 to 10
-          0.weight  axis 0  +2 at 8-9  (producer)
-          0.bias  axis 0  +2 at 8-9  (producer)
-          2.weight  axis 1  +2 at 8-9  (consumer)
-          0.out_features: 8 -> 10
-          2.in_features: 8 -> 10
-    """
-    plan = plan_growth(model, width, count, initialization=initialization, example=example, generator=generator)
-    plan.apply(model, optimizer, ema)
-    return plan
-
-
 def shrink(
     model: nn.Module,
     width: str | Width,
@@ -202,7 +210,7 @@ def shrink(
 ) -> Plan:
     """Remove neurons, given by their indices, from a width.
 
-    Arguments and result as for `grow`.
+    The other arguments and the result are those of `neurogenesis.grow`.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -248,9 +256,23 @@ def _with_values(edit: Edit, given: Mapping[Any, Tensor]) -> Edit:
     return replace(edit, values=values.detach().to(usual))
 
 
-def _plan(known: Widths, width: Width, change: int, edits: Sequence[Edit]) -> Plan:
+def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Change:
+    own = [edit for edit in edits if edit.tensor == name]
+    if not own:
+        raise ValueError(f"changes of {width.name}: {name!r} does not belong to this width")
+    if added.shape != tensors[name].shape:
+        shapes = f"expected the shape {tuple(tensors[name].shape)}, got {tuple(added.shape)}"
+        raise ValueError(f"changes of {name}: {shapes}")
+    if not added.isfinite().all():
+        raise ValueError(f"changes of {name}: they are not all finite")
+    # Where the width is on two axes of a parameter, the one on which fewer positions change is what is meant.
+    made = [Change(name, edit.axis, added.detach(), edit.role) for edit in own]
+    return min(made, key=lambda change: len(change.positions))
+
+
+def _plan(known: Widths, width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Change] = ()) -> Plan:
     attributes = known.structure.attribute_changes(width.atom, change)
-    return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes))
+    return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes), tuple(changes))
 
 
 def _ranges(positions: Tensor) -> str:
@@ -262,9 +284,11 @@ def _ranges(positions: Tensor) -> str:
     return ", ".join(pieces[:3]) + (f" and {len(pieces) - 3} more ranges" if len(pieces) > 3 else "")
 
 
-def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit]) -> None:
+def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit], added: Tensor | None) -> None:
     if tensor is None:
         raise ValueError(f"{name} is gone: {_CHANGED}")
+    if added is not None and added.shape != tensor.shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which its changes do not fit: {_CHANGED}")
     for edit in edits:
         if tensor.ndim <= edit.axis or tensor.shape[edit.axis] != edit.length:
             shape = tuple(tensor.shape)
