@@ -140,6 +140,10 @@ def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.Cap
         (["run", "digits", "--lr", "1"], "All options: neurogenesis run digits --help"),
         (["run", "digits", "--epochs", "1.5"], '--epochs: unable to convert "1.5" into int'),
         (["run", "digits", "--initial", "4.6"], '--initial: unable to convert "4.6" into int'),
+        (["sweep", "digits", "--seeds"], "--seeds requires at least 1 element"),
+        (["sweep", "digits", "--seeds", "--epochs", "1"], "--seeds requires at least 1 element"),
+        (["sweep", "digits", "--only"], "--only requires at least 1 element"),
+        (["report", "nowhere", "--format"], "--format requires an argument"),
         (["sweep", "digits", "--seeds", "1", "1.5"], '--seeds: unable to convert "1.5" into int'),
         (["run", "digits", "--data", "somewhere"], "--data has no effect on digits"),
         (["sweep", "digits", "--data", "somewhere"], "--data has no effect on digits"),
@@ -267,6 +271,27 @@ def test_a_full_disk_is_named_and_what_was_saved_is_whole(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
     assert not list((tmp_path / "run").glob("*.part"))
     assert command(*words).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
+@pytest.mark.parametrize("form", ["html", "svg", "png", "pdf"])
+def test_a_report_that_a_full_disk_cuts_off_leaves_the_one_before(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import resource
+
+    fake.write_run(tmp_path, fake.settings(epochs=2))
+    assert main(["report", str(tmp_path), "--format", form]) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert f".{form}" in {path.suffix for path in tmp_path.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        assert main(["report", str(tmp_path), "--format", form]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"cannot write to {tmp_path}: File too large" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_truncated_data_file_is_named_with_its_checksum(tmp_path: Path) -> None:

@@ -619,6 +619,63 @@ def test_bad_options_are_refused_before_anything_is_touched(options: dict[str, A
     assert not list(hooks(model, optimizer))
 
 
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer around another one, as some libraries make them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: ([adam(m), Wrapping(adam(m))], {}), "Wrapping does not say when .* pass that one"),
+        (lambda m: (adam(m), {"example": torch.randn(2, 7)}), "the model rejects the example"),
+        (lambda m: (adam(m), {"ema": mlp(10, 7, 3)}), r"no average of this model: 0\.weight .* \(7, 10\) there"),
+        (lambda m: (adam(m), {"ema": nn.Linear(10, 3)}), r"no average of this model: 0\.weight .* is not there"),
+        (lambda m: (adam(m), {"ema": {"0.weight": m[0].weight}}), "ema: expected a module"),
+        (lambda m: (torch.optim.LBFGS(m.parameters()), {}), "train with another optimizer while it does"),
+    ],
+)  # fmt: skip
+def test_a_constructor_that_fails_leaves_no_hooks(make: Any, message: str) -> None:
+    model = mlp(10, 6, 3)
+    optimizers, options = make(model)
+    with pytest.raises((ValueError, TypeError), match=message):
+        ng.Grower(model, optimizers, "north-random", **options)
+    for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+        if not isinstance(optimizer, Wrapping):
+            assert not list(hooks(model, optimizer))
+
+
+def test_hooks_are_gone_when_a_later_optimizer_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp(10, 6, 3)
+    first, second = adam(model), adam(model)
+    monkeypatch.setattr(second, "register_step_post_hook", None)
+    with pytest.raises(TypeError, match="not callable"):
+        ng.Grower(model, [first, second], "north-random")
+    assert not list(hooks(model, first))
+
+
+@pytest.mark.parametrize("kind", [nn.DataParallel, nn.parallel.DistributedDataParallel])
+def test_a_model_wrapped_for_several_devices_is_named_with_what_to_pass(kind: Any) -> None:
+    model, x = mlp(10, 6, 3), torch.randn(2, 10)
+    wrapped = kind.__new__(kind)  # without the process group that the latter takes
+    nn.Module.__init__(wrapped)
+    wrapped.module = model
+    for act in (
+        lambda: ng.widths(wrapped, x),
+        lambda: ng.grow(wrapped, "0", 1, example=x),
+        lambda: ng.shrink(wrapped, "0", [1], example=x),
+        lambda: ng.Grower(wrapped, adam(model)),
+    ):
+        with pytest.raises(TypeError, match=f"wrapped in {kind.__name__}: pass the model inside, its .module"):
+            act()
+
+
 @pytest.mark.parametrize("name", ["north-random", "north-select", "gradmax"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_that_are_none_stop_growth_for_a_step_with_one_warning(name: str, bad: float) -> None:

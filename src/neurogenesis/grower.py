@@ -124,7 +124,8 @@ class Grower:
         self._handles: list[Any] = []
         self._taps = Taps(self.model, self.buffer, self._attach)
         try:
-            self._handles += [each.register_step_post_hook(self._optimizer_stepped) for each in self.optimizers]
+            for each in self.optimizers:
+                self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
             if example is not None:
                 self._taps.begin(call_of(example))
         except BaseException:

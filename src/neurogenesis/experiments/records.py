@@ -28,6 +28,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from .errors import Mistake
+from .files import replace
 
 LINES = ("steps.jsonl", "epochs.jsonl")
 OWN = (*LINES, "settings.json", "environment.json", "checkpoint.pt", "result.json", "failure.txt", "log.txt", "lock")
@@ -168,16 +169,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    unfinished = path.with_name(f"{path.name}.part")
     with writing_to(path.parent):
-        try:
-            write(unfinished)
-            with unfinished.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+        replace(path, write)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class Study:
         """The settings of every run, seed by seed."""
         preset = PRESETS[self.preset]
         changed = dict(self.fixed) if epochs is None else {**self.fixed, "epochs": epochs}
-        for seed in dict.fromkeys(seeds or range(1, self.seeds + 1)):
+        for seed in dict.fromkeys(range(1, self.seeds + 1) if seeds is None else seeds):
             for part in self.parts:
                 for values in product(*part.values()):
                     yield preset(**changed, **dict(zip(part, values, strict=True)), seed=seed)

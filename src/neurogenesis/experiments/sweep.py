@@ -21,6 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from .errors import Mistake
+from .files import replace
 from .presets import Settings, settings_from
 from .records import read_json, write_json, writing_to
 from .saying import say
@@ -216,7 +217,7 @@ def _why(directory: Path, code: int) -> str:
         why = f"killed by {signal.Signals(-code).name}"
     try:
         with FileLock(directory / "lock", timeout=0):
-            failure.write_text(why + "\n", "utf-8")
+            replace(failure, lambda path: path.write_text(why + "\n", "utf-8"))
     except Timeout:  # somebody else writes there
         pass
     except OSError as error:

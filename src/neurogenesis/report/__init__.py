@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..experiments.errors import Mistake
+from ..experiments.files import replace
 from .figures import FORMATS, figures, save
 from .page import page
 from .records import LeftOut, Records
@@ -42,13 +43,14 @@ def draw(records: Records, out: Path, formats: Sequence[str] = ("html",)) -> lis
     try:
         out.mkdir(parents=True, exist_ok=True)
         if "html" in formats:
-            (out / "report.html").write_text(page(records, drawn, look), encoding="utf-8")
+            text = page(records, drawn, look)
+            replace(out / "report.html", lambda path: path.write_text(text, encoding="utf-8"))
             written.append(out / "report.html")
         static = [form for form in FORMATS if form in formats]
         if static:
             written += [path for _, some in drawn for figure in some for path in save(figure, out, static)]
     except OSError as error:
-        raise Mistake(f"cannot write to {out}: {error.strerror}; choose another --out") from error
+        raise Mistake(f"cannot write to {out}: {error.strerror}. Make room or choose another --out") from error
     return written
 
 

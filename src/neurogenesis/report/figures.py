@@ -8,6 +8,7 @@ from pathlib import Path
 import altair as alt
 import vl_convert
 
+from ..experiments.files import replace
 from .against_size import against_size
 from .comparisons import SETTINGS, features, schedules, sensitivity
 from .curves import learning_curves
@@ -43,7 +44,8 @@ def save(figure: Figure, out: Path, formats: Collection[str]) -> list[Path]:
         stem = f"{figure.name}-{choice.name}" if choice else figure.name
         for form in formats:
             path = out / f"{stem}.{form}"
-            path.write_bytes(_CONVERT[form](svg))
+            drawn = _CONVERT[form](svg)
+            replace(path, lambda unfinished, drawn=drawn: unfinished.write_bytes(drawn))  # type: ignore[misc]
             written.append(path)
     return written
 
