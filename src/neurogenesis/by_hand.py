@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from .buffers import Buffer
-from .growth import refill
 from .initializations import Initialization, Neurons
 from .layers import Layer
 from .optimizer_state import Optimizers
@@ -119,7 +118,8 @@ def _layer(
     call = call_of(example)
     (layer,) = watchable(model, strategy, [width], call, convolutional)
     if layer.route is not None:
-        layer.buffer = Buffer(call.samples)
         layer.seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
-        refill(model, [layer], [call])
+        layer.buffer = Buffer(model, call.samples)
+        layer.buffer.watch(layer.name, width, layer.route)
+        layer.buffer.add(call)
     return layer

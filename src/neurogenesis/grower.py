@@ -18,6 +18,7 @@ from .history import Event, History, Observation
 from .initializations import Neurons
 from .layers import Layer, NotFinite
 from .optimizer_state import Optimizers, as_list, check_optimizers
+from .overview import overview
 from .replay import Call
 from .strategies import Strategy
 from .strategies import strategy as as_strategy
@@ -172,6 +173,9 @@ class Grower:
     def widths(self) -> dict[str, int]:
         """The present size of each width that is watched."""
         return {layer.name: layer.size for layer in self._layers or ()}
+
+    def __str__(self) -> str:
+        return overview(self.strategy, self._layers, self.history)
 
     @property
     def layers(self) -> list[Layer]:
@@ -399,6 +403,7 @@ class Grower:
         self.steps = state["steps"]
         self.generator.set_state(state["generator"].cpu())  # wherever the rest was loaded to
         self.buffer.calls[:] = calls
+        self.buffer.forget()
         self._stepped, self._taps.passes, self._taps.backwards = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
 
