@@ -17,7 +17,8 @@ BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n?```text\n(.*?)```)?", re.DOTALL)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if "```python" in p.read_text("utf-8")], ids=lambda page: page.name)
-def test_examples_run_as_printed(page: Path) -> None:
+def test_examples_run_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # some write files
     blocks = BLOCK.findall(page.read_text("utf-8"))
     assert len(blocks) == page.read_text("utf-8").count("```python")
     names: dict[str, object] = {}  # the blocks of a page are one program

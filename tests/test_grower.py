@@ -622,12 +622,12 @@ def test_bad_options_are_refused_before_anything_is_touched(options: dict[str, A
 class Wrapping(torch.optim.Optimizer):
     """An optimizer around another one, as some libraries make them."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer):
-        self.optimizer = optimizer
+    def __init__(self, inner: torch.optim.Optimizer):
+        self.inner = inner
 
     @property
     def param_groups(self) -> Any:
-        return self.optimizer.param_groups
+        return self.inner.param_groups
 
 
 @pytest.mark.parametrize(

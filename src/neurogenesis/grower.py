@@ -451,7 +451,7 @@ def _check_usable(optimizers: Sequence[Optimizer]) -> None:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
             raise TypeError(
                 f"{type(optimizer).__name__} does not say when it has made a step, as optimizers of torch do: if it "
-                "wraps another one, pass that one, mostly its .optimizer"
+                "wraps another one, pass that one"
             )
 
 
