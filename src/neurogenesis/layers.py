@@ -15,11 +15,10 @@ from torch.nn.modules.conv import _ConvNd
 from . import metrics
 from .bridge import Bridge
 from .buffers import Activations, Buffer, Untrained
-from .edits import new_values
 from .replay import Call, Watch, replay
 from .routes import Route, pick
 from .structure import Axis
-from .trials import grown_tensors, positions_after, stack
+from .trials import grown_tensors, new_positions, positions_after, stack
 from .width import Width
 
 
@@ -346,8 +345,9 @@ class Layer:
         """What new neurons get along an axis by default, count x per neuron x the rest."""
         generator = torch.Generator().manual_seed(self.seed) if generator is None else generator
         old = self.tensor(axis)
-        rows = new_values(old, axis.axis, count * axis.per_neuron, self.width.fill(axis), generator)
-        new: Tensor = rows.movedim(axis.axis, 0).unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
+        rows = self.width.new_entries(axis, count, old, generator).movedim(axis.axis, 0)
+        order = new_positions(self.width, axis, count).flatten().argsort().argsort()
+        new: Tensor = rows[order.to(rows.device)].unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
         return new
 
     def change(self, axis: Axis, neurons: Tensor, added: Tensor) -> Tensor:

@@ -133,8 +133,8 @@ def plan_shrinkage(
     """Plan to remove neurons from a width; arguments as in `shrink`."""
     model = unwrapped(model)
     known, found = _find(model, width, example)
-    if found.reason is not None:
-        raise ValueError(f"{found.name} cannot shrink: {found.reason}")
+    if found.fixed is not None:
+        raise ValueError(f"{found.name} cannot shrink: {found.fixed}")
     if isinstance(neurons, Tensor) and neurons.dtype is torch.bool:
         raise TypeError(f"{found.name}: expected indices of neurons, not a mask: pass mask.nonzero().flatten()")
     chosen = sorted({_whole(neuron, found.name, "an index") for neuron in neurons})

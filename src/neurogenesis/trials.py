@@ -62,8 +62,10 @@ def grown_tensors(
             continue
         else:
             positions = new_positions(width, axis, count).flatten().sort().values
-            fill = "zero" if alone and axis.role == "producer" else width.fill(axis)
-            values = new_values(old, axis.axis, len(positions), fill, generator)
+            if alone and axis.role == "producer":
+                values = new_values(old, axis.axis, len(positions), "zero", generator)
+            else:
+                values = width.new_entries(axis, count, old, generator)
             if sources is not None and axis.role != "consumer":
                 rows = old.detach().movedim(axis.axis, 0)[width.positions(axis)[sources.clamp_min(0)]]
                 usual = values.movedim(axis.axis, 0).unflatten(0, rows.shape[:2])  # type: ignore[no-untyped-call]

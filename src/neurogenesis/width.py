@@ -19,9 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .axes import Atom, Product, Sum, Term, fix, leaves, owners, resolve, size
+from .axes import Atom, Product, Sum, Term, fix, leaves, resolve, size
 from .rules import Axes
-from .structure import Axis, Structure, fix_modules, fix_the_rest, layer_of, named_tensors, tie_widths, unwrapped
+from .structure import (
+    Axis,
+    Structure,
+    fix_modules,
+    fix_the_rest,
+    layer_of,
+    named_tensors,
+    positions_of,
+    tie_widths,
+    unwrapped,
+)
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
 from .trial import attempt_growth, shaken, try_out, with_own_buffers
 
@@ -33,9 +43,15 @@ class Width:
 
     def __init__(self, name: str, term: Term, structure: Structure):
         self.name = name
-        self._term = term
+        self._named = term
         self.structure = structure
         self._positions: dict[Axis, tuple[tuple[int, ...], Tensor, bool]] = {}
+
+    @property
+    def _term(self) -> Term:
+        if self.structure.outdated is not None:
+            raise ValueError(f"{self.name}: {self.structure.outdated}")
+        return self._named
 
     @property
     def size(self) -> int:
@@ -52,7 +68,12 @@ class Width:
 
     @property
     def reason(self) -> str | None:
-        """Why the width cannot grow; None if it can."""
+        """Why the width cannot grow, as the model is now; None if it can."""
+        return self.fixed or self.structure.why_not_now(self.atom)
+
+    @property
+    def fixed(self) -> str | None:
+        """Why the width can neither grow nor shrink, whatever the model's parameters hold; None if it can."""
         reasons = [reason for atom in leaves(self._term) for reason in atom.fixed]
         if not reasons:
             return None
@@ -84,19 +105,18 @@ class Width:
         return self._placed(axis)[2]
 
     def _placed(self, axis: Axis) -> tuple[tuple[int, ...], Tensor, bool]:
-        term = self.structure.axes[axis.tensor][axis.axis]
-        sizes = tuple(atom.size for atom in leaves(term))
+        atom, term = self.atom, self.structure.axes[axis.tensor][axis.axis]
+        sizes = tuple(leaf.size for leaf in leaves(term))
         known = self._positions.get(axis)
         if known is None or known[0] != sizes:
-            owner = owners(term, self.atom)
-            order = owner.sort(stable=True).indices[(owner < 0).sum() :]
-            in_order = torch.equal(order, torch.arange(len(owner)))
-            known = self._positions[axis] = sizes, order.reshape(self.size, -1), in_order
+            positions = positions_of(term, atom)
+            in_order = torch.equal(positions.flatten(), torch.arange(size(term)))
+            known = self._positions[axis] = sizes, positions, in_order
         return known
 
-    def fill(self, axis: Axis) -> str:
-        """What new neurons get on one of the width's axes by default, in the words of `edits.new_values`."""
-        return self.structure.role(axis.tensor, axis.axis)[1]
+    def new_entries(self, axis: Axis, count: int, tensor: Tensor, generator: torch.Generator | None) -> Tensor:
+        """What `count` new neurons get on one of the width's axes by default, in the order of their positions."""
+        return self.structure.new_entries(self.atom, axis.tensor, axis.axis, count, tensor, generator)
 
     def _axes(self, *roles: str) -> list[Axis]:
         return [axis for axis in self.structure.axes_of(self._term) if axis.role in roles]
@@ -149,6 +169,8 @@ class Widths:
 
     def differs_from(self, model: nn.Module) -> str | None:
         """What of the model has changed since its widths were found, other than by growing and shrinking."""
+        if self.structure.outdated is not None:
+            return self.structure.outdated
         tensors, axes = named_tensors(model), self.structure.axes
         for name in {**tensors, **axes}:
             there = tuple(tensors[name].shape) if name in tensors else None
@@ -197,7 +219,7 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
     _check_usable(model, tensors)
     parameters = dict(model.named_parameters())
     axes: dict[str, Axes] = {name: [Atom(n) for n in tensor.shape] for name, tensor in tensors.items()}
-    structure = Structure(axes)
+    structure = Structure(model, axes)
     shake = partial(shaken, tensors, parameters)
     base = shake()
     operations: dict[Any, list[tuple[str, Axes]]] = {}
