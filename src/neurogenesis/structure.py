@@ -161,7 +161,8 @@ class Structure:
         fill, positions = self.role(name, axis)[1], new_positions(self.axes[name][axis], atom, count)
         if self._marks(name, axis):
             rows = self._neurons(atom, name, axis, tensor)
-            shared = _shared(rows)
+            drawn = fill.startswith("random") and rows.is_floating_point() and name not in self.masks
+            shared = None if drawn and len(rows) == 1 else _shared(rows)  # one neuron alone shows no pattern
             if shared is not None:
                 order = positions.flatten().argsort().to(shared.device)
                 return shared.expand(count, *shared.shape[1:]).flatten(0, 1)[order].movedim(0, axis)
@@ -185,7 +186,7 @@ class Structure:
                 counts = not (rows.is_floating_point() or rows.is_complex())
                 if (counts or _zeros_and_ones(rows)) and _shared(rows) is None:
                     kind = str(rows.dtype).removeprefix("torch.")
-                    return f"{name} ({kind}) differs between its neurons, and nothing says what new ones should get there"
+                    return f"{name} ({kind}) differs from neuron to neuron, and nothing says what new ones should get"
         return None
 
     def _tensor(self, name: str) -> Tensor:
@@ -218,6 +219,18 @@ class Structure:
                 f"{name} has shape {tuple(tensor.shape)}: the model has changed since its widths were found"
             )
         return tensor.detach().movedim(axis, 0)[positions_of(term, atom).to(tensor.device)]
+
+    def differs_from(self, model: nn.Module) -> str | None:
+        """What of the model has changed since its widths were found, other than by growing and shrinking."""
+        if self.outdated is not None:
+            return self.outdated
+        tensors = named_tensors(model)
+        for name in {**tensors, **self.axes}:
+            there = tuple(tensors[name].shape) if name in tensors else None
+            expected = tuple(map(size, self.axes[name])) if name in self.axes else None
+            if there != expected:
+                return f"the model has changed ({name} has shape {there}, not {expected})"
+        return None
 
     def attribute_values(self) -> list[tuple[str, str, int]]:
         """Module path, attribute and the value it should have, for every attribute that states a size."""

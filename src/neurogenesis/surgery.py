@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .edits import Edit, grouped
+from .following import belongs, follow
 from .operations import Operation, Resizing, Setting
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
 from .structure import named_tensors, unwrapped
 from .tracing import Example
-from .width import Width, Widths, remembered, widths
+from .width import Width, remembered, widths
 
 # Called with the model, the width and the number of new neurons; returns new values by parameter name,
 # stacked along the axis that grows. What it leaves out is initialized as usual. Where a parameter grows on two
@@ -71,15 +72,14 @@ class Plan:
             raise
         for operation in done:
             operation.settle()
-        known = remembered(model)
-        if known is not None and self.width in known:
-            known[self.width].atom.size = self.after
+        for target in _targets(model, ema):
+            follow(target, self.width, self.edits, self.after - self.before)
 
     def _operations(self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None) -> list[Operation]:
         """All that is to be done, checked."""
         result: list[Operation] = []
         edits, model = grouped(self.edits), unwrapped(model)
-        for target in [model] if ema is None else [model, getattr(ema, "module", ema)]:
+        for target in _targets(model, ema):
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
             for name, own in edits.items():
                 _check_tensor(name, tensors.get(name), own)
@@ -91,6 +91,11 @@ class Plan:
                 result.append(Setting(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)
         return result
+
+
+def _targets(model: nn.Module, ema: nn.Module | None) -> list[nn.Module]:
+    """The model and its average."""
+    return [unwrapped(model)] if ema is None else [unwrapped(model), getattr(ema, "module", ema)]
 
 
 _CHANGED = "the model has changed since the plan was made"
@@ -107,7 +112,7 @@ def plan_growth(
 ) -> Plan:
     """Plan to add neurons at the end of a width; arguments as in `grow`."""
     model = unwrapped(model)
-    known, found = _find(model, width, example)
+    found = _find(model, width, example)
     count = _whole(count, found.name, "the number of new neurons")
     if count < 1:
         raise ValueError(f"{found.name}: the number of new neurons must be positive, not {count}")
@@ -119,12 +124,12 @@ def plan_growth(
         given = dict(initialization(model, found, count))
     elif initialization != "random":
         raise ValueError(f"unknown initialization {initialization!r}: 'random', or a function of your own")
-    edits = known.structure.edits(found.atom, count, tensors, generator)
+    edits = found.structure.edits(found.atom, count, tensors, generator)
     edits = [_with_values(edit, given) for edit in edits]
     known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
-    return _plan(known, found, count, edits)
+    return _plan(found, count, edits)
 
 
 def plan_shrinkage(
@@ -132,7 +137,7 @@ def plan_shrinkage(
 ) -> Plan:
     """Plan to remove neurons from a width; arguments as in `shrink`."""
     model = unwrapped(model)
-    known, found = _find(model, width, example)
+    found = _find(model, width, example)
     if found.fixed is not None:
         raise ValueError(f"{found.name} cannot shrink: {found.fixed}")
     if isinstance(neurons, Tensor) and neurons.dtype is torch.bool:
@@ -144,8 +149,8 @@ def plan_shrinkage(
         raise IndexError(f"{found.name} has neurons 0 to {found.size - 1}: {neurons} is out of range")
     if len(chosen) == found.size:
         raise ValueError(f"{found.name}: cannot remove all {found.size} neurons, at least one must stay")
-    edits = known.structure.edits(found.atom, chosen, named_tensors(model), None)
-    return _plan(known, found, -len(chosen), edits)
+    edits = found.structure.edits(found.atom, chosen, named_tensors(model), None)
+    return _plan(found, -len(chosen), edits)
 
 
 def grow(
@@ -216,15 +221,20 @@ def shrink(
     return plan
 
 
-def _find(model: nn.Module, width: str | Width, example: Example | None) -> tuple[Widths, Width]:
+def _find(model: nn.Module, width: str | Width, example: Example | None) -> Width:
     known = remembered(model)
-    problem = "its widths are not known yet" if known is None else known.differs_from(model)
+    # A width of this model is the one that is meant, whatever other ties were asked for since.
+    given = width if isinstance(width, Width) and belongs(width.structure, model) else None
+    structure = given.structure if given is not None else known.structure if known is not None else None
+    problem = "its widths are not known yet" if structure is None else structure.differs_from(model)
     if problem:
         if example is None:
             raise ValueError(f"{problem}: call widths(model, example) first, or pass example=")
-        known = widths(model, example)
+        known, given = widths(model, example), None
+    if given is not None:
+        return given
     assert known is not None
-    return known, known[width.name if isinstance(width, Width) else width]
+    return known[width.name if isinstance(width, Width) else width]
 
 
 def _whole(number: object, width: str, what: str) -> int:
@@ -248,8 +258,8 @@ def _with_values(edit: Edit, given: Mapping[Any, Tensor]) -> Edit:
     return replace(edit, values=values.detach().to(usual))
 
 
-def _plan(known: Widths, width: Width, change: int, edits: Sequence[Edit]) -> Plan:
-    attributes = known.structure.attribute_changes(width.atom, change)
+def _plan(width: Width, change: int, edits: Sequence[Edit]) -> Plan:
+    attributes = width.structure.attribute_changes(width.atom, change)
     return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .axes import Atom, Product, Sum, Term, fix, leaves, resolve, size
+from .following import register
 from .rules import Axes
 from .structure import (
     Axis,
@@ -169,15 +170,7 @@ class Widths:
 
     def differs_from(self, model: nn.Module) -> str | None:
         """What of the model has changed since its widths were found, other than by growing and shrinking."""
-        if self.structure.outdated is not None:
-            return self.structure.outdated
-        tensors, axes = named_tensors(model), self.structure.axes
-        for name in {**tensors, **axes}:
-            there = tuple(tensors[name].shape) if name in tensors else None
-            expected = tuple(map(size, axes[name])) if name in axes else None
-            if there != expected:
-                return f"the model has changed ({name} has shape {there}, not {expected})"
-        return None
+        return self.structure.differs_from(model)
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("width", "size", "producers", "carriers", "consumers", "can grow")]
@@ -257,6 +250,7 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
     try_out(structure, operations, partial(attempt_growth, model, example, structure, shake, outputs))
     found = Widths(_named(structure), structure)
     _REMEMBERED[model] = found
+    register(structure, model)
     return found
 
 
