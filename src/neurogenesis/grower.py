@@ -16,6 +16,7 @@ from .growth import affordable, fitted, loss_with
 from .history import Event, History, Observation
 from .initializations import Neurons
 from .layers import Layer, NotFinite
+from .modes import ordinary_tensors
 from .optimizer_state import Optimizers, as_list, check_optimizers
 from .replay import Call
 from .strategies import Strategy
@@ -121,7 +122,8 @@ class Grower:
         self._handles = [each.register_step_post_hook(self._optimizer_stepped) for each in self.optimizers]
         if example is not None:
             try:
-                self._taps.begin(call_of(example))
+                with ordinary_tensors():
+                    self._taps.begin(call_of(example))
             except BaseException:
                 self.detach()
                 raise
@@ -181,7 +183,7 @@ class Grower:
         Returns:
             What grew; often nothing.
         """
-        with torch.no_grad():
+        with ordinary_tensors(), torch.no_grad():
             return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> list[Event]:

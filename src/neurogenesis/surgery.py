@@ -18,6 +18,8 @@ from torch.optim import Optimizer
 
 from .edits import Edit, grouped
 from .following import belongs, follow
+from .memory import sharing, untied
+from .modes import ordinary_tensors
 from .operations import Operation, Resizing, Setting
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
 from .structure import named_tensors, unwrapped
@@ -56,10 +58,15 @@ class Plan:
 
     def check(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
         """Raise unless the plan can be applied; touches nothing."""
-        self._operations(model, as_list(optimizer), ema)
+        with ordinary_tensors():
+            self._operations(model, as_list(optimizer), ema)
 
     def apply(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
         """Make the edits, on the model, the optimizers' state and an averaged copy of the model."""
+        with ordinary_tensors():
+            self._apply(model, optimizer, ema)
+
+    def _apply(self, model: nn.Module, optimizer: Optimizers, ema: nn.Module | None) -> None:
         operations = self._operations(model, as_list(optimizer), ema)
         done: list[Operation] = []
         try:
@@ -81,7 +88,10 @@ class Plan:
         edits, model = grouped(self.edits), unwrapped(model)
         for target in _targets(model, ema):
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
+            shared = sharing(tensors)
             for name, own in edits.items():
+                if name in shared:
+                    raise ValueError(untied(name, shared[name]))
                 _check_tensor(name, tensors.get(name), own)
                 states = state_edits(name, tensors[name], own, optimizers) if target is model else []
                 result.append(Resizing(tensors[name], own, states))
@@ -120,12 +130,13 @@ def plan_growth(
         raise ValueError(f"{found.name} cannot grow: {found.reason}")
     tensors = named_tensors(model)
     given: dict[Any, Tensor] = {}
-    if callable(initialization):
-        given = dict(initialization(model, found, count))
-    elif initialization != "random":
-        raise ValueError(f"unknown initialization {initialization!r}: 'random', or a function of your own")
-    edits = found.structure.edits(found.atom, count, tensors, generator)
-    edits = [_with_values(edit, given) for edit in edits]
+    with ordinary_tensors():
+        if callable(initialization):
+            given = dict(initialization(model, found, count))
+        elif initialization != "random":
+            raise ValueError(f"unknown initialization {initialization!r}: 'random', or a function of your own")
+        edits = found.structure.edits(found.atom, count, tensors, generator)
+        edits = [_with_values(edit, given) for edit in edits]
     known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")

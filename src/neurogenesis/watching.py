@@ -12,6 +12,7 @@ from torch import nn
 
 from .bridge import Bridge
 from .layers import Layer
+from .modes import as_ordinary
 from .probes import find_bridge, probed
 from .replay import Call
 from .routes import find_routes
@@ -101,6 +102,7 @@ def set_maxima(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
 
 
 def call_of(example: Example) -> Call:
+    example = as_ordinary(example)
     if isinstance(example, Mapping):
         return Call.of((), example)
     return Call.of(example if isinstance(example, tuple) else (example,), {})

@@ -21,6 +21,8 @@ from torch.nn.parameter import is_lazy
 
 from .axes import Atom, Product, Sum, Term, fix, leaves, resolve, size
 from .following import register
+from .memory import sharing, untied
+from .modes import ordinary_tensors
 from .rules import Axes
 from .structure import (
     Axis,
@@ -207,7 +209,11 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
         >>> ng.widths(model, torch.randn(1, 4))["0"]
         Width('0', size=8, growable)
     """
-    model = unwrapped(model)
+    with ordinary_tensors():
+        return _found(unwrapped(model), example, tie)
+
+
+def _found(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]]) -> Widths:
     tensors = named_tensors(model)
     _check_usable(model, tensors)
     parameters = dict(model.named_parameters())
@@ -243,6 +249,9 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         _warn(f"the example does not use {', '.join(unused[:3])}{more}; growth cannot follow what it does not see")
     fix_modules(model, axes)
+    for name, other in sharing(tensors).items():
+        for term in axes[name]:
+            fix(term, untied(name, other))
     fix_the_rest(structure, parameters)
     for group in tie:
         tie_widths(structure, [group] if isinstance(group, str) else list(group))
@@ -255,7 +264,7 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=3)
+    warnings.warn(message, stacklevel=4)
 
 
 def remembered(model: nn.Module) -> Widths | None:
@@ -272,6 +281,8 @@ def _check_usable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} is lazy and not yet initialised: run the model once on real data first")
         if tensor.is_meta:
             raise ValueError(f"{name} is on the meta device: materialise it first, as by model.to_empty(...)")
+        if tensor.is_inference() and isinstance(tensor, nn.Parameter):
+            raise ValueError(f"{name} was made in inference mode and can never be trained: make the model outside it")
 
 
 # --- names -----------------------------------------------------------------------------------------------
