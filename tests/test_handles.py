@@ -100,7 +100,9 @@ def test_tied_widths_that_were_torn_apart_say_so_when_used() -> None:
     ng.grow(model, free["2"], 1)
     assert (free["0"].size, free["2"].size) == (6, 7)
     for use in (lambda: tied["0"].size, lambda: tied.growable, lambda: str(tied), lambda: ng.grow(model, tied["0"], 1)):
-        with pytest.raises(ValueError, match=r"2 was resized without what it is tied to here.*widths\(model, example\)"):
+        with pytest.raises(
+            ValueError, match=r"2 was resized without what it is tied to here.*widths\(model, example\)"
+        ):
             use()
     model(x)
 

@@ -19,6 +19,7 @@ from .replay import Call, Watch, replay
 from .routes import Route, pick
 from .structure import Axis
 from .trials import grown_tensors, new_positions, positions_after, stack
+from .weight_norm import lengths_of, weight_of
 from .width import Width
 
 
@@ -100,9 +101,14 @@ class Layer:
         return self.width.consumers
 
     def tensor(self, axis: Axis) -> Tensor:
-        path, _, name = axis.tensor.rpartition(".")
-        found: Tensor = getattr(self.model.get_submodule(path), name)
-        return found.detach()
+        """A parameter; under weight norm the weight that the layer computes with."""
+        return weight_of(self.model, axis.tensor)
+
+    @cached_property
+    def lengths(self) -> Axis | None:
+        """The lengths of the producer's rows, where it is under weight norm."""
+        name = lengths_of(self.model, self.producer.tensor)
+        return next((axis for axis in self.width.producers if axis.tensor == name), None)
 
     def of_neurons(self, axis: Axis, tensor: Tensor | None = None) -> Tensor:
         """A parameter, or something of its shape, neurons x per neuron x the rest."""
@@ -137,7 +143,8 @@ class Layer:
         """The norm of each neuron's outgoing weights, in all consumers together; of other tensors, if given."""
         present = dict(self.model.named_parameters()) if tensors is None else tensors
         axes = [axis for axis in self.consumers if axis.tensor in present]
-        norms = [self.norms(axis, present[axis.tensor].detach()).float() for axis in axes]
+        weights = [weight_of(self.model, axis.tensor, present) for axis in axes]
+        norms = [self.norms(axis, weight).float() for axis, weight in zip(axes, weights, strict=True)]
         together: Tensor = torch.stack(norms).norm(dim=0)
         return together
 
