@@ -252,6 +252,9 @@ class Grower:
                 Observation(self.steps, layer.name, layer.size, decision.metric, decision.threshold, decision.count)
             )
             count = decision.count if layer.maximum is None else min(decision.count, layer.maximum - layer.size)
+            if count > 0 and (reason := layer.width.reason) is not None:  # frozen meanwhile, or masked
+                self._warn(f"{layer.name} does not grow: {reason}", key=f"{layer.name} fixed")
+                count = 0
             if count > 0:
                 growing.append((layer, decision, count))
             self._plan_next_look(layer, count)

@@ -288,21 +288,24 @@ _FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str]] = [
 
 _PARAMETRIZATIONS: dict[type[nn.Module], str] = {
     _Orthogonal: "kept orthogonal by the parametrization of {}, which other sizes would break",
-    _SpectralNorm: "divided by its largest singular value by the parametrization of {}, which new neurons would change",
+    _SpectralNorm: "divided by its spectral norm by the parametrization of {}, which new neurons would change",
 }
 
 
-def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
-    """Modules whose own checks or kernels allow no other sizes than those they were built with."""
+def fix_parametrized(model: nn.Module, axes: Mapping[str, Axes]) -> None:
+    """Weights with a property that other sizes would not have."""
     for path, module in model.named_modules():
         if type(module) in _PARAMETRIZATIONS:
             weight, _, _ = path.rpartition(".")
             named = weight.replace("parametrizations.", "")
             reason = f"{named} is {_PARAMETRIZATIONS[type(module)].format(layer_of(named))}"
-            for name in axes:
-                if name.startswith(f"{weight}."):
-                    for term in axes[name]:
-                        fix(term, reason)
+            for term in (term for name in axes if name.startswith(f"{weight}.") for term in axes[name]):
+                fix(term, reason)
+
+
+def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
+    """Modules whose own checks or kernels allow no other sizes than those they were built with."""
+    for path, module in model.named_modules():
         for kinds, reason in _FIXED_MODULES:
             if isinstance(module, kinds):
                 for name in axes:

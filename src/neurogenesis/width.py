@@ -28,6 +28,7 @@ from .structure import (
     Axis,
     Structure,
     fix_modules,
+    fix_parametrized,
     fix_the_rest,
     layer_of,
     named_tensors,
@@ -129,9 +130,10 @@ class Width:
 
 
 def _vagueness(reason: str) -> int:
-    """What the outside world fixes explains most, what concerns only a factor of a compound least."""
+    """What the outside world or a parametrization fixes explains most, what concerns only a factor least."""
     vague = ("an axis of size 1", "not ", "picked by index", "tied to a head count", "the number of groups")
-    return 0 if reason.startswith("a size of the model") else 2 if reason.startswith(vague) else 1
+    clear = reason.startswith("a size of the model") or "by the parametrization of" in reason
+    return 0 if clear else 2 if reason.startswith(vague) else 1
 
 
 class Widths:
@@ -249,6 +251,7 @@ def _found(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         _warn(f"the example does not use {', '.join(unused[:3])}{more}; growth cannot follow what it does not see")
     fix_modules(model, axes)
+    fix_parametrized(model, axes)
     for name, other in sharing(tensors).items():
         for term in axes[name]:
             fix(term, untied(name, other))
