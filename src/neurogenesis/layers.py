@@ -139,12 +139,10 @@ class Layer:
         _check_finite([weight], f"weights of {self.name}")
         return metrics.quick_rank(weight, eps)
 
-    def fan_out_norms(self, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The norm of each neuron's outgoing weights, in all consumers together; of other tensors, if given."""
-        present = dict(self.model.named_parameters()) if tensors is None else tensors
-        axes = [axis for axis in self.consumers if axis.tensor in present]
-        weights = [weight_of(self.model, axis.tensor, present) for axis in axes]
-        norms = [self.norms(axis, weight).float() for axis, weight in zip(axes, weights, strict=True)]
+    def fan_out_norms(self) -> Tensor:
+        """The norm of each neuron's outgoing weights, in all consumers together."""
+        parameters = dict(self.model.named_parameters())
+        norms = [self.norms(axis).float() for axis in self.consumers if axis.tensor in parameters]
         together: Tensor = torch.stack(norms).norm(dim=0)
         return together
 

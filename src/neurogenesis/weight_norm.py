@@ -2,7 +2,6 @@ r"""Layers under weight norm, :math:`W = g\,v/\|v\|`: which tensors these are, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,22 +21,20 @@ def lengths_of(model: nn.Module, tensor: str) -> str | None:
     return f".{_layer(tensor)}{_LENGTHS[ending]}".replace("..", ".").removeprefix(".")
 
 
-def weight_of(model: nn.Module, tensor: str, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
-    """A weight as its layer computes with it, from the model's own tensors or others: that of v is g v / ||v||."""
-
-    def own(name: str) -> Tensor:
-        if tensors is not None:
-            return tensors[name].detach()
-        path, _, leaf = name.rpartition(".")
-        found: Tensor = getattr(model.get_submodule(path), leaf)
-        return found.detach()
-
+def weight_of(model: nn.Module, tensor: str) -> Tensor:
+    """A weight as its layer computes with it: that of v is g v / ||v||."""
     lengths = lengths_of(model, tensor)
     if lengths is None:
-        return own(tensor)
+        return _tensor(model, tensor)
     dim = _dim(model, _layer(tensor))
     assert dim is not None
-    return torch._weight_norm(own(tensor), own(lengths), dim)
+    return torch._weight_norm(_tensor(model, tensor), _tensor(model, lengths), dim)
+
+
+def _tensor(model: nn.Module, name: str) -> Tensor:
+    path, _, leaf = name.rpartition(".")
+    found: Tensor = getattr(model.get_submodule(path), leaf)
+    return found.detach()
 
 
 def _layer(tensor: str) -> str:
