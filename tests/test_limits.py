@@ -391,20 +391,21 @@ NORMED_GROWTH = [
 def test_weight_norm_grows_by_activations_and_weights(make: Callable[[], nn.Sequential], name: str) -> None:
     model, x = make(), NORMED[make]
     optimizer = optim.SGD(model.parameters(), lr=1e-3)
-    strategy = ng.Strategy(always(2), ng.strategies.strategy(name).initialization)
-    grower = ng.Grower(model, optimizer, strategy, buffer=64)
+    grower = ng.Grower(model, optimizer, name, buffer=64)
     step(model, optimizer, x)
-    before, sizes = model(x).detach(), dict(grower.widths)
-    grower.step()
-    assert grower.widths == {width: size + 2 for width, size in sizes.items()}
+    before = model(x).detach()
+    events = grower.step()
+    assert [event.width for event in events] == list(grower.widths)
     torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
+    new = slice(events[0].before, None)
     norms = model[0].weight.flatten(1).norm(dim=1)
-    torch.testing.assert_close(norms[-2:], norms[:-2].mean().expand(2), rtol=1e-4, atol=1e-6)
-    new = [original.detach().clone() for original in model[0].parameters()]
+    expected = norms[: events[0].before].mean().expand(len(norms[new]))
+    torch.testing.assert_close(norms[new], expected, rtol=1e-4, atol=1e-6)
+    originals = [original.detach().clone() for original in model[0].parameters()]
     optimizer = optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(3):
         step(model, optimizer, x)
-    assert all((now[-2:] != old[-2:]).any() for now, old in zip(model[0].parameters(), new, strict=True))
+    assert all((now[new] != old[new]).any() for now, old in zip(model[0].parameters(), originals, strict=True))
 
 
 @pytest.mark.parametrize("make", NORMED)
