@@ -25,7 +25,11 @@ def remove(tensor: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
 
 def singular_values(H: Tensor) -> Tensor:
     """Of H / sqrt(n), in double precision."""
-    return torch.linalg.svdvals(H.double() / H.shape[1] ** 0.5)
+    return torch.linalg.svdvals(double(H) / H.shape[1] ** 0.5)
+
+
+def double(H: Tensor) -> Tensor:
+    return H.to(torch.complex128 if H.is_complex() else torch.float64)
 
 
 def effective_rank(H: Tensor, eps: float = 0.01) -> int:
@@ -34,16 +38,16 @@ def effective_rank(H: Tensor, eps: float = 0.01) -> int:
 
 def orthogonality(H: Tensor) -> float:
     """The formula as it is printed, with its n x n matrices."""
-    H = H.double()
-    n, total = H.shape[1], H.square().sum()
-    return float(1 - (H.T @ H / total - torch.eye(n, dtype=H.dtype) / n).norm()) if total > 0 else 0.0
+    H = double(H)
+    n, total = H.shape[1], H.abs().square().sum()
+    return float(1 - (H.mH @ H / total - torch.eye(n, dtype=H.dtype) / n).norm()) if total > 0 else 0.0
 
 
 def best_candidates(H: Tensor, candidates: Tensor, k: int, metric: str, worst: bool = False) -> list[int]:
     """One decomposition for each candidate, appended alone."""
     scores = []
     for candidate in candidates:
-        extended = torch.cat([H.double(), candidate.double()[None]])
+        extended = torch.cat([double(H), double(candidate)[None]])
         if metric == "orthogonality":
             scores.append((orthogonality(extended),))
         else:

@@ -86,7 +86,7 @@ def test_picked_candidates_are_those_of_brute_force(
 
 
 def _score(H: Tensor, candidate: Tensor, metric: str) -> tuple[float, ...]:
-    extended = torch.cat([H.double(), candidate.double()[None]])
+    extended = torch.cat([oracles.double(H), oracles.double(candidate)[None]])
     if metric == "orthogonality":
         return (oracles.orthogonality(extended),)
     return oracles.effective_rank(extended), float(oracles.singular_values(extended).sum())
@@ -102,6 +102,47 @@ def test_increments_of_the_sum_are_those_of_singular_values(kind: str) -> None:
     assert raises.tolist() == [int((s > 0.01).sum()) > int((before > 0.01).sum()) for s in after]
     increments = torch.stack([s.sum() for s in after]) - before.sum()
     torch.testing.assert_close(sums, increments, rtol=1e-6, atol=1e-7 * float(before.max()))
+
+
+COMPLEX = [(4, 40), (7, 3), (16, 16), (64, 300)]
+
+
+def complex_activations(width: int, samples: int, kind: str) -> Tensor:
+    """With phases that differ, also of neurons whose real parts are the same, or nothing."""
+    phases = torch.rand(width, samples, generator=torch.Generator().manual_seed(3)) * 2 * math.pi
+    H = torch.polar(torch.ones(width, samples), phases) * activations(width, samples, kind)
+    H[0].real = 0
+    if width > 2:
+        H[2] = H[1].conj()
+    return H
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("width", "samples"), COMPLEX)
+def test_metrics_of_complex_activations_equal_singular_values(width: int, samples: int, kind: str) -> None:
+    H = complex_activations(width, samples, kind)
+    assert ng.metrics.effective_rank(H) == metrics.quick_rank(H, 0.01) == oracles.effective_rank(H)
+    assert ng.metrics.effective_rank(H, eps=0.5) == oracles.effective_rank(H, 0.5)
+    assert math.isclose(ng.metrics.orthogonality(H), oracles.orthogonality(H), abs_tol=1e-7)
+
+
+@pytest.mark.parametrize("metric", metrics.METRICS)
+@pytest.mark.parametrize(("width", "samples"), COMPLEX)
+def test_picked_complex_candidates_are_those_of_brute_force(
+    width: int, samples: int, metric: Literal["effective_dimension", "orthogonality"]
+) -> None:
+    H = complex_activations(width, samples, "normal")
+    candidates = torch.polar(candidates_for(H.real, 30).abs(), candidates_for(H.imag, 30))
+    for k, worst in ((1, False), (5, False), (4, True)):
+        picked = ng.metrics.best_candidates(H, candidates, k, metric, worst=worst).tolist()
+        expected = oracles.best_candidates(H, candidates, k, metric, worst)
+        assert [_score(H, candidates[i], metric) for i in picked] == [
+            pytest.approx(_score(H, candidates[i], metric), rel=1e-9, abs=1e-9) for i in expected
+        ]
+    _, sums = metrics.rank_and_sum_with(H, candidates)
+    after = [oracles.singular_values(torch.cat([H, candidate[None]])).sum() for candidate in candidates]
+    before = oracles.singular_values(H)
+    torch.testing.assert_close(sums, torch.stack(after) - before.sum(), rtol=1e-6, atol=1e-7 * float(before.max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from .buffers import Buffer
 from .initializations import Initialization, Neurons
 from .layers import Layer
+from .modes import ordinary_tensors
 from .optimizer_state import Optimizers
 from .strategies import Strategy
 from .structure import unwrapped
@@ -33,15 +34,16 @@ def plan_growth(
 ) -> Plan:
     """Plan to add neurons at the end of a width; arguments as in `grow`."""
     model = unwrapped(model)
-    _, found, count = find_growable(model, width, count, example)
+    found, count = find_growable(model, width, count, example)
     if isinstance(initialization, Mapping):
         return plan_neurons(model, found, count, initialization, generator=generator)
     strategy = Strategy(Static(), initialization)
     source = torch.default_generator if generator is None else generator
-    with torch.enable_grad():  # for what is found out of the layers
-        layer = _layer(model, found, strategy, example, source)
-    with torch.no_grad():
-        neurons = strategy.initialization(layer, count, source)  # type: ignore[operator]
+    with ordinary_tensors():
+        with torch.enable_grad():  # for what is found out of the layers
+            layer = _layer(model, found, strategy, example, source)
+        with torch.no_grad():
+            neurons = strategy.initialization(layer, count, source)  # type: ignore[operator]
     if not isinstance(neurons, Neurons):
         raise TypeError(
             f"{strategy.initialization} returns a {type(neurons).__name__}: an initialization is a function "

@@ -140,15 +140,16 @@ def new_values(old: Tensor, axis: int, count: int, fill: str, generator: torch.G
     """What `count` new positions of an axis hold.
 
     * ``zero``, ``one``: constants;
+    * ``statistic zero``, ``statistic one``: what a norm's running statistics start with;
     * ``mean``: the mean of the present ones;
     * ``random``: Xavier-uniform vectors scaled to the mean norm of the present ones;
     * ``random except 3``: the same, but zero in entry 3 of each.
     """
     rows = old.detach().movedim(axis, 0)
     shape = (count, *rows.shape[1:])
-    if fill in ("zero", "one") or not (old.is_floating_point() or old.is_complex()):
-        value = fill == "one" or (old.dtype is torch.bool and fill != "zero")  # a mask lets new neurons through
-        one = torch.full((1,) * len(shape), int(value), dtype=old.dtype, device=old.device)
+    constant = fill.removeprefix("statistic ")
+    if constant in ("zero", "one") or not (old.is_floating_point() or old.is_complex()):
+        one = torch.full((1,) * len(shape), int(constant == "one"), dtype=old.dtype, device=old.device)
         return one.expand(shape).movedim(0, axis)  # a single number in memory
     rows = rows.to(torch.promote_types(old.dtype, torch.float32))
     if fill == "mean":

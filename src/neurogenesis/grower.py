@@ -17,6 +17,7 @@ from .growth import affordable, fitted, loss_with
 from .history import Event, History, Observation
 from .initializations import Neurons
 from .layers import Layer, NotFinite
+from .modes import ordinary_tensors
 from .optimizer_state import Optimizers, as_list, check_optimizers
 from .overview import overview
 from .replay import Call
@@ -128,7 +129,8 @@ class Grower:
             for each in self.optimizers:
                 self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
             if example is not None:
-                self._taps.begin(call_of(example))
+                with ordinary_tensors():
+                    self._taps.begin(call_of(example))
         except BaseException:
             self.detach()
             raise
@@ -191,7 +193,7 @@ class Grower:
         Returns:
             What grew; often nothing.
         """
-        with torch.no_grad():
+        with ordinary_tensors(), torch.no_grad():
             return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> list[Event]:
@@ -260,6 +262,9 @@ class Grower:
                 Observation(self.steps, layer.name, layer.size, decision.metric, decision.threshold, decision.count)
             )
             count = decision.count if layer.maximum is None else min(decision.count, layer.maximum - layer.size)
+            if count > 0 and (reason := layer.width.reason) is not None:  # frozen meanwhile, or masked
+                self._warn(f"{layer.name} does not grow: {reason}", key=f"{layer.name} fixed")
+                count = 0
             if count > 0:
                 growing.append((layer, decision, count))
             self._plan_next_look(layer, count)

@@ -15,11 +15,11 @@ from torch.nn.modules.conv import _ConvNd
 from . import metrics
 from .bridge import Bridge
 from .buffers import Activations, Buffer, Untrained
-from .edits import new_values
 from .replay import Call, Watch, replay
 from .routes import Route, pick
 from .structure import Axis
-from .trials import grown_tensors, positions_after, stack
+from .trials import grown_tensors, new_positions, positions_after, stack
+from .weight_norm import lengths_of, weight_of
 from .width import Width
 
 
@@ -101,9 +101,14 @@ class Layer:
         return self.width.consumers
 
     def tensor(self, axis: Axis) -> Tensor:
-        path, _, name = axis.tensor.rpartition(".")
-        found: Tensor = getattr(self.model.get_submodule(path), name)
-        return found.detach()
+        """A parameter; under weight norm the weight that the layer computes with."""
+        return weight_of(self.model, axis.tensor)
+
+    @cached_property
+    def lengths(self) -> Axis | None:
+        """The lengths of the producer's rows, where it is under weight norm."""
+        name = lengths_of(self.model, self.producer.tensor)
+        return next((axis for axis in self.width.producers if axis.tensor == name), None)
 
     def of_neurons(self, axis: Axis, tensor: Tensor | None = None) -> Tensor:
         """A parameter, or something of its shape, neurons x per neuron x the rest."""
@@ -134,11 +139,10 @@ class Layer:
         _check_finite([weight], f"weights of {self.name}")
         return metrics.quick_rank(weight, eps)
 
-    def fan_out_norms(self, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The norm of each neuron's outgoing weights, in all consumers together; of other tensors, if given."""
-        present = dict(self.model.named_parameters()) if tensors is None else tensors
-        axes = [axis for axis in self.consumers if axis.tensor in present]
-        norms = [self.norms(axis, present[axis.tensor].detach()).float() for axis in axes]
+    def fan_out_norms(self) -> Tensor:
+        """The norm of each neuron's outgoing weights, in all consumers together."""
+        parameters = dict(self.model.named_parameters())
+        norms = [self.norms(axis).float() for axis in self.consumers if axis.tensor in parameters]
         together: Tensor = torch.stack(norms).norm(dim=0)
         return together
 
@@ -346,8 +350,9 @@ class Layer:
         """What new neurons get along an axis by default, count x per neuron x the rest."""
         generator = torch.Generator().manual_seed(self.seed) if generator is None else generator
         old = self.tensor(axis)
-        rows = new_values(old, axis.axis, count * axis.per_neuron, self.width.fill(axis), generator)
-        new: Tensor = rows.movedim(axis.axis, 0).unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
+        rows = self.width.new_entries(axis, count, old, generator).movedim(axis.axis, 0)
+        order = new_positions(self.width, axis, count).flatten().argsort().argsort()
+        new: Tensor = rows[order.to(rows.device)].unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
         return new
 
     def change(self, axis: Axis, neurons: Tensor, added: Tensor) -> Tensor:

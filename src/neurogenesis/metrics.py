@@ -1,7 +1,8 @@
 """How much a layer's neurons differ: effective dimension, orthogonality, and scores of candidates.
 
 Pure functions of tensors. `H` holds activations, neurons x samples (or weights, neurons x fan-in). They are
-computed from Gram matrices in float64: identities, not approximations, of what singular values would give.
+computed from Gram matrices in float64: identities, not approximations, of what singular values would give. Complex
+activations are multiplied with their conjugates: read :math:`H^T` as :math:`H^*`.
 
 Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
 """
@@ -80,14 +81,14 @@ def orthogonality(H: Tensor) -> float:
 
 def orthogonality_of_gram(gram: Tensor, n: int) -> float:
     r"""The orthogonality of n samples from the products :math:`HH^T` of their neurons, or :math:`H^TH`."""
-    total = gram.trace()
+    total = gram.trace().real
     if total == 0:
         return 0.0
-    return 1 - math.sqrt(max(float((gram / total).square().sum()) - 1 / n, 0.0))
+    return 1 - math.sqrt(max(float(_squares(gram / total).sum()) - 1 / n, 0.0))
 
 
 def eigenvalues_above(gram: Tensor, threshold: float) -> int:
-    """How many eigenvalues of a symmetric matrix are greater than a threshold.
+    """How many eigenvalues of a symmetric, or Hermitian, matrix are greater than a threshold.
 
     By Sylvester's law of inertia: as many as :math:`LDL^T = G - threshold I` has positive eigenvalues of D,
     whose blocks are 1 x 1, or 2 x 2 with one eigenvalue of either sign.
@@ -106,10 +107,10 @@ def eigenvalues_above(gram: Tensor, threshold: float) -> int:
 def _positive_pivots(gram: Tensor, threshold: float) -> int:
     shifted = gram.clone()
     shifted.diagonal().sub_(threshold)
-    factors, pivots = torch.linalg.ldl_factor(shifted)
+    factors, pivots = torch.linalg.ldl_factor(shifted, hermitian=shifted.is_complex())
     # LAPACK marks the two rows of a 2 x 2 block by negative pivots.
     single = pivots > 0
-    return int((factors.diagonal()[single] > 0).sum()) + int((~single).sum()) // 2
+    return int((factors.diagonal()[single].real > 0).sum()) + int((~single).sum()) // 2
 
 
 def eigenvalues_surely_above(gram: Tensor, threshold: float, error: float) -> int | None:
@@ -210,9 +211,9 @@ def orthogonality_with(H: Tensor, candidates: Tensor) -> Tensor:
     From :math:`\|G'\|_F^2 = \|G\|_F^2 + 2\|Hc\|^2 + \|c\|^4` and :math:`\|H'\|_F^2 = \|H\|_F^2 + \|c\|^2`.
     """
     matrix, rows = _matrix(H), _matrix(candidates)
-    squares = rows.square().sum(1)
-    norms = matrix.square().sum() + squares
-    gram = _smaller_gram(matrix).square().sum() + 2 * (rows @ matrix.T).square().sum(1) + squares.square()
+    squares = _squares(rows).sum(1)
+    norms = _squares(matrix).sum() + squares
+    gram = _squares(_smaller_gram(matrix)).sum() + 2 * _squares(rows @ matrix.mH).sum(1) + squares.square()
     gaps = (gram / norms.square().clamp_min(torch.finfo(norms.dtype).tiny) - 1 / matrix.shape[1]).clamp_min(0)
     return torch.where(norms > 0, 1 - gaps.sqrt(), 0.0)
 
@@ -238,16 +239,16 @@ def rank_and_sum_with(H: Tensor, candidates: Tensor, eps: float = 0.01) -> tuple
 
 def singular_sum_with(H: Tensor, candidates: Tensor) -> Tensor:
     """How much each candidate, appended alone, raises the sum of singular values; differentiable in the candidates."""
-    return _sum_increments(*_bordered(_matrix(H), candidates.double()))
+    return _sum_increments(*_bordered(_matrix(H), doubled(candidates)))
 
 
 def _bordered(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Eigenvalues of the Gram matrix, and for each row appended to it its b_i^2 and c_0."""
     n = matrix.shape[1]
-    eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.T / n)
+    eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.mH / n)
     eigenvalues = eigenvalues.clamp_min(0)
     own = torch.linalg.vector_norm(rows, dim=1).square() / n
-    squares = (rows @ matrix.T @ vectors / n).square()
+    squares = _squares(rows @ matrix.mH @ vectors / n)
     # What rounding leaves in directions that H does not have; elsewhere b_i^2 <= lambda_i c_0 holds anyway.
     squares = squares.where(eigenvalues > 1e-14 * len(eigenvalues) * eigenvalues.max(), 0.0)
     return eigenvalues, squares.minimum(own[:, None] * eigenvalues), own
@@ -305,8 +306,18 @@ def _singular_sum(H: Tensor, candidate: Tensor) -> float:
 def _matrix(H: Tensor) -> Tensor:
     if H.ndim != 2 or 0 in H.shape:
         raise ValueError(f"expected a matrix of neurons x samples, got shape {tuple(H.shape)}")
-    return H.detach().double()
+    return doubled(H.detach())
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    """A tensor in double precision, complex ones too."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _squares(tensor: Tensor) -> Tensor:
+    """The squared absolute values of numbers."""
+    return tensor.real.square() + tensor.imag.square() if tensor.is_complex() else tensor.square()
 
 
 def _smaller_gram(matrix: Tensor) -> Tensor:
-    return matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    return matrix @ matrix.mH if matrix.shape[0] <= matrix.shape[1] else matrix.mH @ matrix

@@ -21,16 +21,16 @@ class Operation(Protocol):
 
 
 class Setting:
-    """Set an attribute that states a size, of a module or a width."""
+    """Set an attribute of a module."""
 
-    def __init__(self, owner: object, name: str, before: int, after: int):
-        self.owner, self.name, self.before, self.after = owner, name, before, after
+    def __init__(self, module: nn.Module, name: str, before: int, after: int):
+        self.module, self.name, self.before, self.after = module, name, before, after
 
     def do(self) -> None:
-        setattr(self.owner, self.name, self.after)
+        setattr(self.module, self.name, self.after)
 
     def undo(self) -> None:
-        setattr(self.owner, self.name, self.before)
+        setattr(self.module, self.name, self.before)
 
     def settle(self) -> None:
         pass

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from .bridge import Bridge, Kernel, Pooling, pooling_from
 from .edits import Edit, edited
@@ -54,6 +55,8 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bri
 
 def _unlike_a_layer(axis: Axis, module: nn.Module) -> str | None:
     weight: Any = module.weight
+    if is_parametrized(module, "weight"):
+        return f"{axis.module} is under weight norm, and gradients of its weight are not those of its parameters"
     if weight.is_complex():
         return f"{axis.module} is complex"
     if isinstance(module, _ConvTransposeNd):

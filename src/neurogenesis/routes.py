@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from .replay import Call, Side, Watch, observe, replay
 from .structure import Axis, named_tensors
+from .weight_norm import lengths_of, why_not_watched
 from .width import Width
 
 
@@ -90,18 +91,16 @@ def _route(
         when.setdefault(path, number)
 
     def called(axes: Sequence[Axis]) -> list[Axis]:
-        weights = [a for a in axes if a.module in when and a.tensor in (f"{a.module}.weight", "weight")]
+        weights = [a for a in axes if a.module in when and _is_weight(model, a.tensor)]
         return sorted((a for a in weights if sizes[a.tensor].ndim >= 2), key=lambda axis: when[axis.module])
 
     producers = called(width.producers)
     if not producers:
-        names = ", ".join(dict.fromkeys(axis.module for axis in width.producers))
-        return f"its producer {names} is not a module with a weight that is called as such"
+        return f"its producer {_not_called(width.producers, modules)}"
     producer = producers[0]
     consumers = [a for a in called(width.consumers) if when[a.module] > when[producer.module]]
     if not consumers:
-        names = ", ".join(dict.fromkeys(axis.module for axis in width.consumers))
-        return f"its consumer {names} is not a module with a weight that is called as such"
+        return f"its consumer {_not_called(width.consumers, modules)}"
     consumer = consumers[0]
     start, stop = when[producer.module], when[consumer.module]
     between = tuple(path for path, number in when.items() if start < number < stop and not _inside(path, modules))
@@ -112,6 +111,22 @@ def _route(
     if grouped_consumer or (others and _adds(model, width, route, modules, others, call)):
         return _own_branch(width, route, modules, order[start:stop])
     return route
+
+
+def _is_weight(model: nn.Module, tensor: str) -> bool:
+    """Whether a tensor is the weight of a module, or the direction of a weight under weight norm."""
+    if f".{tensor}".endswith(".weight"):
+        return True
+    return ".parametrizations." in tensor and lengths_of(model, tensor) is not None
+
+
+def _not_called(axes: Sequence[Axis], modules: Mapping[str, nn.Module]) -> str:
+    names = list(dict.fromkeys(axis.module for axis in axes))
+    for name in names:
+        why = why_not_watched(modules[name]) if name in modules else None
+        if why is not None:
+            return f"{name} {why}"
+    return f"{', '.join(names)} is not a module with a weight that is called as such"
 
 
 def _inside(path: str, modules: Mapping[str, nn.Module]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm
 
 from .axes import Atom, Product, Term, fix, leaves, owners, resolve, size, unify
 from .edits import Edit, new_values
@@ -76,8 +78,12 @@ _USUAL = ("weight", "bias", "running_mean", "running_var", "weight_g", "weight_v
 class Structure:
     """The axes of all parameters and buffers as terms, and what each axis does."""
 
-    def __init__(self, axes: dict[str, Axes]):
+    def __init__(self, model: nn.Module, axes: dict[str, Axes]):
         self.axes = axes
+        self.outdated: str | None = None  # why it does not describe the model any more
+        self.buffers = frozenset(name for name, _ in model.named_buffers())
+        self.masks: set[str] = set()  # of these, those that weights are multiplied with
+        self._model = weakref.ref(model)
         self.roles: dict[tuple[str, int], tuple[str, str]] = {}
         self.attributes: list[Attribute] = []
         # Axes of weights that are normed: along the one a zero has no direction, across the others all count.
@@ -96,6 +102,7 @@ class Structure:
                     self.roles[place] = seen.role, seen.fill
             if seen.role == "consumer" and not places:
                 fix(seen.term, "consumed by a tensor that is not a parameter")
+        self.masks |= tracer.masks & self.buffers
         known = set(self.attributes)
         for attribute in tracer.attributes:
             module = tracer.modules[attribute.module]
@@ -145,16 +152,94 @@ class Structure:
         """The edits that add `change` neurons at a width's end, or remove those of the given indices."""
         result = []
         for name, axis in self.places[atom]:
-            term, (role, fill) = self.axes[name][axis], self.role(name, axis)
+            term, role = self.axes[name][axis], self.role(name, axis)[0]
             values = None
             if isinstance(change, int):
-                positions = _new_positions(term, atom, change)
-                values = new_values(tensors[name], axis, len(positions), fill, generator)
+                positions = new_positions(term, atom, change).flatten().sort().values
+                values = self.new_entries(atom, name, axis, change, tensors[name], generator)
             else:
                 positions = torch.isin(owners(term, atom), torch.tensor(change)).nonzero().flatten()
             result.append(Edit(name, axis, size(term), positions, values, role))
         # Consumers last: where new rows and new columns cross, the zero fan-out holds.
         return sorted(result, key=lambda edit: edit.role == "consumer")
+
+    def new_entries(
+        self, atom: Atom, name: str, axis: int, count: int, tensor: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
+        """What `count` new neurons of a width get on one of its axes by default, in the order of their positions."""
+        fill, positions = self.role(name, axis)[1], new_positions(self.axes[name][axis], atom, count)
+        if self._marks(name, axis):
+            rows = self._neurons(atom, name, axis, tensor)
+            drawn = fill.startswith("random") and rows.is_floating_point() and name not in self.masks
+            shared = None if drawn and len(rows) == 1 else _shared(rows)  # one neuron alone shows no pattern
+            if shared is not None:
+                order = positions.flatten().argsort().to(shared.device)
+                return shared.expand(count, *shared.shape[1:]).flatten(0, 1)[order].movedim(0, axis)
+            if name in self.masks:  # lets the weights of new neurons through
+                fill = "one" if _zeros_and_ones(rows) else "mean"
+        return new_values(tensor, axis, positions.numel(), fill, generator)
+
+    def why_not_now(self, atom: Atom) -> str | None:
+        """Why a width that could grow cannot as the model's parameters and buffers are now."""
+        model = self._model()
+        if model is None:
+            return None
+        consumers = [name for name, axis in self.places[atom] if self.role(name, axis)[0] == "consumer"]
+        trained = [name for name in consumers if self._tensor(name).requires_grad]
+        if consumers and not trained and any(parameter.requires_grad for parameter in model.parameters()):
+            names = ", ".join(dict.fromkeys(map(layer_of, consumers)))
+            return f"its consumer {names} is frozen (requires_grad is False), so that new neurons could never learn"
+        for name, axis in self.places[atom]:
+            if self._marks(name, axis) and name not in self.masks:
+                rows = self._neurons(atom, name, axis, self._tensor(name))
+                counts = not (rows.is_floating_point() or rows.is_complex())
+                if (counts or _zeros_and_ones(rows)) and _shared(rows) is None:
+                    kind = str(rows.dtype).removeprefix("torch.")
+                    return f"{name} ({kind}) differs from neuron to neuron, and nothing says what new ones should get"
+        return None
+
+    def _tensor(self, name: str) -> Tensor:
+        model = self._model()
+        assert model is not None
+        path, _, leaf = name.rpartition(".")
+        try:
+            found: Tensor = getattr(model.get_submodule(path), leaf)
+        except AttributeError:
+            raise ValueError(f"{name} is gone: the model has changed since its widths were found") from None
+        return found
+
+    def _marks(self, name: str, axis: int) -> bool:
+        """Whether it holds something per neuron that is not trained: a buffer, or a frozen parameter.
+
+        Not what a frozen layer computes neurons from or consumes them with; nor running statistics, which start anew.
+        """
+        role, fill = self.role(name, axis)
+        if role == "consumer" or fill.startswith("statistic"):
+            return False
+        if name in self.buffers:
+            return True
+        return role == "carrier" and self._model() is not None and not self._tensor(name).requires_grad
+
+    def _neurons(self, atom: Atom, name: str, axis: int, tensor: Tensor) -> Tensor:
+        """What a tensor holds for the neurons of a width: neurons x per neuron x the rest."""
+        term = self.axes[name][axis]
+        if tensor.ndim <= axis or tensor.shape[axis] != size(term):
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}: the model has changed since its widths were found"
+            )
+        return tensor.detach().movedim(axis, 0)[positions_of(term, atom).to(tensor.device)]
+
+    def differs_from(self, model: nn.Module) -> str | None:
+        """What of the model has changed since its widths were found, other than by growing and shrinking."""
+        if self.outdated is not None:
+            return self.outdated
+        tensors = named_tensors(model)
+        for name in {**tensors, **self.axes}:
+            there = tuple(tensors[name].shape) if name in tensors else None
+            expected = tuple(map(size, self.axes[name])) if name in self.axes else None
+            if there != expected:
+                return f"the model has changed ({name} has shape {there}, not {expected})"
+        return None
 
     def attribute_values(self) -> list[tuple[str, str, int]]:
         """Module path, attribute and the value it should have, for every attribute that states a size."""
@@ -175,13 +260,29 @@ class Structure:
 _RANK = {"carrier": 0, "producer": 1, "consumer": 2}
 
 
-def _new_positions(term: Term, atom: Atom, count: int) -> Tensor:
+def positions_of(term: Term, atom: Atom) -> Tensor:
+    """The positions that each neuron owns on an axis, of shape (neurons, per neuron)."""
+    owner = owners(term, atom)
+    return owner.sort(stable=True).indices[(owner < 0).sum() :].reshape(atom.size, -1)
+
+
+def new_positions(term: Term, atom: Atom, count: int) -> Tensor:
+    """The positions that `count` new neurons will own on an axis, of shape (count, per neuron)."""
     before = atom.size
     atom.size += count
     try:
-        return (owners(term, atom) >= before).nonzero().flatten()
+        return positions_of(term, atom)[before:]
     finally:
         atom.size = before
+
+
+def _shared(rows: Tensor) -> Tensor | None:
+    """What all neurons have in common, of shape (1, per neuron, the rest); None if they differ."""
+    return rows[:1] if bool((rows == rows[:1]).all()) else None
+
+
+def _zeros_and_ones(rows: Tensor) -> bool:
+    return bool(((rows == 0) | (rows == 1)).all())
 
 
 _FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str]] = [
@@ -191,6 +292,23 @@ _FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str]] = [
         "tied to the head count of {}, which splits one embedding size for query, key and value alike",
     ),
 ]
+
+
+_PARAMETRIZATIONS: dict[type[nn.Module], str] = {
+    _Orthogonal: "kept orthogonal by the parametrization of {}, which other sizes would break",
+    _SpectralNorm: "divided by its spectral norm by the parametrization of {}, which new neurons would change",
+}
+
+
+def fix_parametrized(model: nn.Module, axes: Mapping[str, Axes]) -> None:
+    """Weights with a property that other sizes would not have."""
+    for path, module in model.named_modules():
+        if type(module) in _PARAMETRIZATIONS:
+            weight, _, _ = path.rpartition(".")
+            named = weight.replace("parametrizations.", "")
+            reason = f"{named} is {_PARAMETRIZATIONS[type(module)].format(layer_of(named))}"
+            for term in (term for name in axes if name.startswith(f"{weight}.") for term in axes[name]):
+                fix(term, reason)
 
 
 def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:

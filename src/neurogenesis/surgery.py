@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .edits import Change, Edit, grouped
+from .following import Following, belongs
+from .memory import sharing, untied
+from .modes import ordinary_tensors
 from .operations import Operation, Resizing, Setting
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
 from .structure import named_tensors, unwrapped
 from .tracing import Example
-from .width import Width, Widths, remembered, widths
+from .width import Width, remembered, widths
 
 # New values by parameter name, stacked along the axis that grows; what is left out is initialized as usual. Where
 # a parameter grows on two axes for the same width, keys of name and axis say which is meant.
@@ -57,7 +60,8 @@ class Plan:
 
     def check(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
         """Raise unless the plan can be applied; touches nothing."""
-        self._operations(model, as_list(optimizer), ema)
+        with ordinary_tensors():
+            self._operations(model, as_list(optimizer), ema)
 
     def apply(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
         """Make the edits, on the model, the optimizers' state and an averaged copy of the model."""
@@ -69,9 +73,13 @@ class Plan:
         result: list[Operation] = []
         edits, model = grouped(self.edits), unwrapped(model)
         changes = {change.tensor: change.added for change in self.changes}
-        for target in [model] if ema is None else [model, averaged(ema)]:
+        targets = [model] if ema is None else [model, averaged(ema)]
+        for target in targets:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
+            shared = sharing(tensors)
             for name, own in edits.items():
+                if name in shared:
+                    raise ValueError(untied(name, shared[name]))
                 _check_tensor(name, tensors.get(name), own, changes.get(name))
                 states = state_edits(name, tensors[name], own, optimizers) if target is model else []
                 result.append(Resizing(tensors[name], own, states, changes.get(name)))
@@ -80,10 +88,7 @@ class Plan:
                     raise ValueError(f"{path}.{name} is not {before}: {_CHANGED}")
                 result.append(Setting(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)
-        known = remembered(model)
-        if known is not None and self.width in known:
-            atom = known[self.width].atom
-            result.append(Setting(atom, "size", atom.size, self.after))
+        result += [Following(target, self.width, self.edits, self.after - self.before) for target in targets]
         return result
 
 
@@ -114,9 +119,10 @@ class Surgery:
         self._done: list[Operation] = []
 
     def apply(self, plan: Plan) -> None:
-        for operation in plan._operations(self.model, self.optimizers, self.ema):
-            operation.do()
-            self._done.append(operation)
+        with ordinary_tensors():
+            for operation in plan._operations(self.model, self.optimizers, self.ema):
+                operation.do()
+                self._done.append(operation)
 
     def __enter__(self) -> Surgery:
         return self
@@ -136,15 +142,15 @@ _CHANGED = "the model has changed since the plan was made"
 
 def find_growable(
     model: nn.Module, width: str | Width, count: int, example: Example | None = None
-) -> tuple[Widths, Width, int]:
-    """The widths of a model, the one to be grown, and by how many neurons, checked."""
-    known, found = _find(model, width, example)
+) -> tuple[Width, int]:
+    """The width to be grown, and by how many neurons, checked."""
+    found = _find(model, width, example)
     count = _whole(count, found.name, "the number of new neurons")
     if count < 1:
         raise ValueError(f"{found.name}: the number of new neurons must be positive, not {count}")
     if found.reason is not None:
         raise ValueError(f"{found.name} cannot grow: {found.reason}")
-    return known, found, count
+    return found, count
 
 
 def plan_neurons(
@@ -167,15 +173,16 @@ def plan_neurons(
         generator: source of the random weights; torch's global one by default.
     """
     model = unwrapped(model)
-    known, found, count = find_growable(model, width, count)
+    found, count = find_growable(model, width, count)
     tensors, given = named_tensors(model), dict(values or {})
-    edits = known.structure.edits(found.atom, count, tensors, generator)
-    edits = [_with_values(edit, given) for edit in edits]
+    with ordinary_tensors():
+        edits = found.structure.edits(found.atom, count, tensors, generator)
+        edits = [_with_values(edit, given) for edit in edits]
     known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
     made = [_change(found, name, added, edits, tensors) for name, added in (changes or {}).items()]
-    return _plan(known, found, count, edits, [change for change in made if len(change.positions)])
+    return _plan(found, count, edits, [change for change in made if len(change.positions)])
 
 
 def plan_shrinkage(
@@ -183,9 +190,9 @@ def plan_shrinkage(
 ) -> Plan:
     """Plan to remove neurons from a width; arguments as in `shrink`."""
     model = unwrapped(model)
-    known, found = _find(model, width, example)
-    if found.reason is not None:
-        raise ValueError(f"{found.name} cannot shrink: {found.reason}")
+    found = _find(model, width, example)
+    if found.fixed is not None:
+        raise ValueError(f"{found.name} cannot shrink: {found.fixed}")
     if isinstance(neurons, Tensor) and neurons.dtype is torch.bool:
         raise TypeError(f"{found.name}: expected indices of neurons, not a mask: pass mask.nonzero().flatten()")
     chosen = sorted({_whole(neuron, found.name, "an index") for neuron in neurons})
@@ -195,8 +202,8 @@ def plan_shrinkage(
         raise IndexError(f"{found.name} has neurons 0 to {found.size - 1}: {neurons} is out of range")
     if len(chosen) == found.size:
         raise ValueError(f"{found.name}: cannot remove all {found.size} neurons, at least one must stay")
-    edits = known.structure.edits(found.atom, chosen, named_tensors(model), None)
-    return _plan(known, found, -len(chosen), edits)
+    edits = found.structure.edits(found.atom, chosen, named_tensors(model), None)
+    return _plan(found, -len(chosen), edits)
 
 
 def shrink(
@@ -224,15 +231,20 @@ def shrink(
     return plan
 
 
-def _find(model: nn.Module, width: str | Width, example: Example | None) -> tuple[Widths, Width]:
+def _find(model: nn.Module, width: str | Width, example: Example | None) -> Width:
     known = remembered(model)
-    problem = "its widths are not known yet" if known is None else known.differs_from(model)
+    # A width of this model is the one that is meant, whatever other ties were asked for since.
+    given = width if isinstance(width, Width) and belongs(width.structure, model) else None
+    structure = given.structure if given is not None else known.structure if known is not None else None
+    problem = "its widths are not known yet" if structure is None else structure.differs_from(model)
     if problem:
         if example is None:
             raise ValueError(f"{problem}: call widths(model, example) first, or pass example=")
-        known = widths(model, example)
+        known, given = widths(model, example), None
+    if given is not None:
+        return given
     assert known is not None
-    return known, known[width.name if isinstance(width, Width) else width]
+    return known[width.name if isinstance(width, Width) else width]
 
 
 def _whole(number: object, width: str, what: str) -> int:
@@ -270,8 +282,8 @@ def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tenso
     return min(made, key=lambda change: len(change.positions))
 
 
-def _plan(known: Widths, width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Change] = ()) -> Plan:
-    attributes = known.structure.attribute_changes(width.atom, change)
+def _plan(width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Change] = ()) -> Plan:
+    attributes = width.structure.attribute_changes(width.atom, change)
     return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes), tuple(changes))
 
 

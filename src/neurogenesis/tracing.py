@@ -116,6 +116,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.frames = [_Frame(model, "")]
         self.roles: list[RoleSeen] = []
         self.attributes: list[Attribute] = []
+        self.masks: set[str] = set()  # tensors that weights are multiplied with, entry by entry
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
 
     def label_input(self, tensor: Tensor) -> None:
@@ -186,6 +187,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 fix(atom, call.misfits)
             outputs = unknown(call)
         static = all(label.static for label in labels)
+        if call.name == "aten.mul" and any(label.weight for label in labels):
+            self.masks.update(*(label.sources for label in labels if label.static and not label.weight))
         sources = frozenset[str]().union(*(label.sources for label in labels)) if static else frozenset[str]()
         weight = call.same_numbers and all(label.weight for label in labels)
         bent = next((label.bent for label in labels if label.bent), None)

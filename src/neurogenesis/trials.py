@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from .edits import Edit, edited, grouped, new_values
 from .routes import Route
 from .structure import Axis, named_tensors
+from .weight_norm import lengths_of
 from .width import Width
 
 
@@ -48,6 +49,7 @@ def grown_tensors(
         alone: let other producers give them nothing.
     """
     tensors, generator = named_tensors(model), torch.Generator().manual_seed(0)
+    lengths = lengths_of(model, route.producer.tensor)
     edits = []
     for axis in width.axes:
         old = tensors[axis.tensor]
@@ -56,14 +58,18 @@ def grown_tensors(
                 continue
             shape = (count, axis.per_neuron, *old.movedim(axis.axis, 0).shape[1:])
             given = fan_in if axis == route.producer else bias
+            if axis.tensor == lengths:
+                given = torch.linalg.vector_norm(fan_in.reshape(count, axis.per_neuron, -1), dim=2)
             given = old.new_zeros(1).expand(shape) if given is None else given.reshape(shape)
             positions, values = stack(width, axis, given)
         elif axis.module in route.later:
             continue
         else:
             positions = new_positions(width, axis, count).flatten().sort().values
-            fill = "zero" if alone and axis.role == "producer" else width.fill(axis)
-            values = new_values(old, axis.axis, len(positions), fill, generator)
+            if alone and axis.role == "producer":
+                values = new_values(old, axis.axis, len(positions), "zero", generator)
+            else:
+                values = width.new_entries(axis, count, old, generator)
             if sources is not None and axis.role != "consumer":
                 rows = old.detach().movedim(axis.axis, 0)[width.positions(axis)[sources.clamp_min(0)]]
                 usual = values.movedim(axis.axis, 0).unflatten(0, rows.shape[:2])  # type: ignore[no-untyped-call]

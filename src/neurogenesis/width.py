@@ -19,9 +19,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .axes import Atom, Product, Sum, Term, fix, leaves, owners, resolve, size
+from .axes import Atom, Product, Sum, Term, fix, leaves, resolve, size
+from .following import register
+from .memory import sharing, untied
+from .modes import ordinary_tensors
 from .rules import Axes
-from .structure import Axis, Structure, fix_modules, fix_the_rest, layer_of, named_tensors, tie_widths, unwrapped
+from .structure import (
+    Axis,
+    Structure,
+    fix_modules,
+    fix_parametrized,
+    fix_the_rest,
+    layer_of,
+    named_tensors,
+    positions_of,
+    tie_widths,
+    unwrapped,
+)
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
 from .trial import attempt_growth, shaken, try_out, with_own_buffers
 
@@ -33,9 +47,15 @@ class Width:
 
     def __init__(self, name: str, term: Term, structure: Structure):
         self.name = name
-        self._term = term
+        self._named = term
         self.structure = structure
         self._positions: dict[Axis, tuple[tuple[int, ...], Tensor, bool]] = {}
+
+    @property
+    def _term(self) -> Term:
+        if self.structure.outdated is not None:
+            raise ValueError(f"{self.name}: {self.structure.outdated}")
+        return self._named
 
     @property
     def size(self) -> int:
@@ -52,7 +72,12 @@ class Width:
 
     @property
     def reason(self) -> str | None:
-        """Why the width cannot grow; None if it can."""
+        """Why the width cannot grow, as the model is now; None if it can."""
+        return self.fixed or self.structure.why_not_now(self.atom)
+
+    @property
+    def fixed(self) -> str | None:
+        """Why the width can neither grow nor shrink, whatever the model's parameters hold; None if it can."""
         reasons = [reason for atom in leaves(self._term) for reason in atom.fixed]
         if not reasons:
             return None
@@ -84,19 +109,18 @@ class Width:
         return self._placed(axis)[2]
 
     def _placed(self, axis: Axis) -> tuple[tuple[int, ...], Tensor, bool]:
-        term = self.structure.axes[axis.tensor][axis.axis]
-        sizes = tuple(atom.size for atom in leaves(term))
+        atom, term = self.atom, self.structure.axes[axis.tensor][axis.axis]
+        sizes = tuple(leaf.size for leaf in leaves(term))
         known = self._positions.get(axis)
         if known is None or known[0] != sizes:
-            owner = owners(term, self.atom)
-            order = owner.sort(stable=True).indices[(owner < 0).sum() :]
-            in_order = torch.equal(order, torch.arange(len(owner)))
-            known = self._positions[axis] = sizes, order.reshape(self.size, -1), in_order
+            positions = positions_of(term, atom)
+            in_order = torch.equal(positions.flatten(), torch.arange(size(term)))
+            known = self._positions[axis] = sizes, positions, in_order
         return known
 
-    def fill(self, axis: Axis) -> str:
-        """What new neurons get on one of the width's axes by default, in the words of `edits.new_values`."""
-        return self.structure.role(axis.tensor, axis.axis)[1]
+    def new_entries(self, axis: Axis, count: int, tensor: Tensor, generator: torch.Generator | None) -> Tensor:
+        """What `count` new neurons get on one of the width's axes by default, in the order of their positions."""
+        return self.structure.new_entries(self.atom, axis.tensor, axis.axis, count, tensor, generator)
 
     def _axes(self, *roles: str) -> list[Axis]:
         return [axis for axis in self.structure.axes_of(self._term) if axis.role in roles]
@@ -106,9 +130,10 @@ class Width:
 
 
 def _vagueness(reason: str) -> int:
-    """What the outside world fixes explains most, what concerns only a factor of a compound least."""
+    """What the outside world or a parametrization fixes explains most, what concerns only a factor least."""
     vague = ("an axis of size 1", "not ", "picked by index", "tied to a head count", "the number of groups")
-    return 0 if reason.startswith("a size of the model") else 2 if reason.startswith(vague) else 1
+    clear = reason.startswith("a size of the model") or "by the parametrization of" in reason
+    return 0 if clear else 2 if reason.startswith(vague) else 1
 
 
 class Widths:
@@ -149,13 +174,7 @@ class Widths:
 
     def differs_from(self, model: nn.Module) -> str | None:
         """What of the model has changed since its widths were found, other than by growing and shrinking."""
-        tensors, axes = named_tensors(model), self.structure.axes
-        for name in {**tensors, **axes}:
-            there = tuple(tensors[name].shape) if name in tensors else None
-            expected = tuple(map(size, axes[name])) if name in axes else None
-            if there != expected:
-                return f"the model has changed ({name} has shape {there}, not {expected})"
-        return None
+        return self.structure.differs_from(model)
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("width", "size", "producers", "carriers", "consumers", "can grow")]
@@ -192,12 +211,16 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
         >>> ng.widths(model, torch.randn(1, 4))["0"]
         Width('0', size=8, growable)
     """
-    model = unwrapped(model)
+    with ordinary_tensors():
+        return _found(unwrapped(model), example, tie)
+
+
+def _found(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]]) -> Widths:
     tensors = named_tensors(model)
     _check_usable(model, tensors)
     parameters = dict(model.named_parameters())
     axes: dict[str, Axes] = {name: [Atom(n) for n in tensor.shape] for name, tensor in tensors.items()}
-    structure = Structure(axes)
+    structure = Structure(model, axes)
     shake = partial(shaken, tensors, parameters)
     base = shake()
     operations: dict[Any, list[tuple[str, Axes]]] = {}
@@ -228,6 +251,10 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         _warn(f"the example does not use {', '.join(unused[:3])}{more}; growth cannot follow what it does not see")
     fix_modules(model, axes)
+    fix_parametrized(model, axes)
+    for name, other in sharing(tensors).items():
+        for term in axes[name]:
+            fix(term, untied(name, other))
     fix_the_rest(structure, parameters)
     for group in tie:
         tie_widths(structure, [group] if isinstance(group, str) else list(group))
@@ -235,11 +262,12 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
     try_out(structure, operations, partial(attempt_growth, model, example, structure, shake, outputs))
     found = Widths(_named(structure), structure)
     _REMEMBERED[model] = found
+    register(structure, model)
     return found
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=3)
+    warnings.warn(message, stacklevel=4)
 
 
 def remembered(model: nn.Module) -> Widths | None:
@@ -256,6 +284,8 @@ def _check_usable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} is lazy and not yet initialised: run the model once on real data first")
         if tensor.is_meta:
             raise ValueError(f"{name} is on the meta device: materialise it first, as by model.to_empty(...)")
+        if tensor.is_inference() and isinstance(tensor, nn.Parameter):
+            raise ValueError(f"{name} was made in inference mode and can never be trained: make the model outside it")
 
 
 # --- names -----------------------------------------------------------------------------------------------

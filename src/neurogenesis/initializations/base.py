@@ -33,7 +33,12 @@ Initialization = Callable[[Layer, int, torch.Generator], Neurons]
 
 
 def values_of(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Tensor]:
-    return {(axis.tensor, axis.axis): layer.values(axis, new)}
+    """Weights of new neurons, count x per neuron x the rest, as values of the parameters that make them."""
+    values = {(axis.tensor, axis.axis): layer.values(axis, new)}
+    if axis == layer.producer and layer.lengths is not None:
+        norms = torch.linalg.vector_norm(new.reshape(len(new), axis.per_neuron, -1), dim=2)
+        values[layer.lengths.tensor, layer.lengths.axis] = layer.values(layer.lengths, norms)
+    return values
 
 
 def candidates_of(number: int | None, layer: Layer) -> int:

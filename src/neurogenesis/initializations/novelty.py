@@ -57,11 +57,11 @@ class Select:
 
 def _orthogonality_of_images(H: Tensor, new: Tensor) -> Tensor:
     """The orthogonality of (positions x neurons) x samples with the positions of each candidate appended."""
-    flat = H.flatten(1).double()
-    gram, n = flat @ flat.T, len(flat)
+    flat = metrics.doubled(H.flatten(1))
+    gram, n = flat @ flat.mH, len(flat)
     scores = []
-    for candidate in new.double().unbind(1):
-        own = gram + candidate @ candidate.T
+    for candidate in metrics.doubled(new).unbind(1):
+        own = gram + candidate @ candidate.mH
         scores.append(metrics.orthogonality_of_gram(own, n))
     return torch.tensor(scores)
 
@@ -85,22 +85,24 @@ class Pre(Select):
             )
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        H_prev, Z = (each.double() for each in layer.inputs_and_outputs())
-        v = torch.randn(candidates_of(self.candidates, layer) + count, Z.shape[1], generator=generator).to(Z)
+        H_prev, Z = map(metrics.doubled, layer.inputs_and_outputs())
+        shape = candidates_of(self.candidates, layer) + count, Z.shape[1]
+        dtype = torch.complex64 if Z.is_complex() else torch.float32
+        v = torch.randn(shape, generator=generator, dtype=dtype).to(Z)
         basis = _row_space(Z)
         if basis.shape[0] >= Z.shape[1]:
             return Neurons(0, why_fewer=f"its {layer.size} neurons fill all {Z.shape[1]} samples of the buffer")
-        v -= v @ basis.T @ basis
+        v -= v @ basis.mH @ basis
         rows = v @ torch.linalg.pinv(H_prev)
         weight = layer.tensor(layer.producer)
-        fan_in = scaled_like(rows, layer.weight.double()).to(weight)
+        fan_in = scaled_like(rows, metrics.doubled(layer.weight)).to(weight)
         rest = weight.movedim(layer.producer.axis, 0).shape[1:]
         return self.best(layer, fan_in.reshape(len(fan_in), 1, *rest), count)
 
 
 def _row_space(matrix: Tensor) -> Tensor:
     """An orthonormal basis of the rows of a matrix, as rows."""
-    _, singular, vectors = torch.linalg.svd(matrix.double(), full_matrices=False)
+    _, singular, vectors = torch.linalg.svd(metrics.doubled(matrix), full_matrices=False)
     basis: Tensor = vectors[singular > max(matrix.shape) * torch.finfo(torch.float32).eps * singular.max()]
     return basis
 
@@ -146,7 +148,7 @@ class Weight:
         if room == 0:
             return Neurons(0, why_fewer=why)
         fan_in = layer.random_fan_in(min(count, room), generator)
-        rows = fan_in.flatten(1).double()
-        rows = rows - rows @ basis.T @ basis
-        fan_in = scaled_like(rows, layer.weight.double()).to(fan_in).reshape(fan_in.shape)
+        rows = metrics.doubled(fan_in.flatten(1))
+        rows = rows - rows @ basis.mH @ basis
+        fan_in = scaled_like(rows, metrics.doubled(layer.weight)).to(fan_in).reshape(fan_in.shape)
         return Neurons(len(fan_in), values_of(layer, layer.producer, fan_in), why_fewer=why if room < count else None)

@@ -158,7 +158,7 @@ def _batch_norm(call: Call) -> list[Axes]:
         for axis, term in enumerate(x):
             if axis != 1:
                 call.fix(term, f"normalised across in {call.where}")
-    fills = {"weight": "one", "bias": "zero", "running_mean": "zero", "running_var": "one"}
+    fills = {"weight": "one", "bias": "zero", "running_mean": "statistic zero", "running_var": "statistic one"}
     for name, fill in fills.items():
         vector = call.arguments.get(name)
         if vector is not None:

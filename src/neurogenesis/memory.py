@@ -1,0 +1,67 @@
+"""Parameters and buffers that share memory without being the same object: resizing one would untie them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def sharing(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """For each tensor that shares memory with another one, that other one.
+
+    Parameters must not even be slices of one storage, as those of flattened optimizers are: whoever holds the whole
+    would lose them. Buffers may, as long as they do not overlap.
+    """
+    found: dict[str, str] = {}
+    for a, b in [*_overlapping(tensors), *_of_one_storage(tensors)]:
+        found.setdefault(a, b)
+        found.setdefault(b, a)
+    return found
+
+
+def _overlapping(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    extents = sorted((str(t.device), *_extent(t), name) for name, t in tensors.items() if _has_memory(t))
+    last: tuple[str, int, int, str] | None = None  # the one that reaches farthest
+    for extent in extents:
+        device, start, stop, name = extent
+        if last is not None and device == last[0] and start < last[2]:
+            yield name, last[3]
+        if last is None or device != last[0] or stop > last[2]:
+            last = extent
+
+
+def _of_one_storage(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+    first: dict[tuple[str, int], str] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, nn.Parameter) and _has_memory(tensor):
+            other = first.setdefault((str(tensor.device), tensor.untyped_storage().data_ptr()), name)
+            if other != name:
+                yield name, other
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether a tensor is a plain one whose memory can be looked at."""
+    return (
+        tensor.numel() > 0
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not is_traceable_wrapper_subclass(tensor)
+    )
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from the first byte of a tensor to behind its last."""
+    start, itemsize = tensor.data_ptr(), tensor.element_size()
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * itemsize
+
+
+def untied(name: str, other: str) -> str:
+    """What is wrong with two tensors that share memory, and what to do."""
+    return (
+        f"{name} shares its memory with {other}, and resizing would untie them: give each its own with "
+        "parameter.data = parameter.data.clone(), or let both modules hold one and the same parameter"
+    )
