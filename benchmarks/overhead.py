@@ -6,7 +6,9 @@ VGG-11 at a quarter of its width at batch 128, and a dense network 784-256-256-1
 samples, each with Xavier weights and with those that PyTorch's layers start with; plain and watched steps alternate in
 one run, on the same data. Widths that ask for nothing are looked at less often, at every eighth step in the end: the
 ratio is that of the medians of eight steps together. Beside it stands in which part of the looks the trigger would have
-grown some width. Then the peak memory of training steps of VGG-11, of all tensors that are alive.
+grown some width. Then steps while half of all neurons are young, so that the optimizer must correct their updates,
+against plain ones of a network that had that size from the start. Then the peak memory of training steps of VGG-11, of
+all tensors that are alive.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ BARS = {
     "VGG-11 / 4": {"north-random": 1.06, "north-select": 1.06, "north-weight": 1.04, "gradients": 1.5},
     "784-256-256-10": {"north-random": 1.35, "north-select": 1.35, "north-weight": 1.35, "gradients": 1.15},
 }
+
+
+AGES = {"VGG-11 / 4": 1.03, "784-256-256-10": 1.05}
 
 
 def data(network: str) -> tuple[Tensor, Tensor]:
@@ -110,6 +115,45 @@ def overhead(network: str, weights: str, rounds: int) -> dict[str, tuple[float, 
     return result
 
 
+def young(network: str, parts: int = 8) -> Callable[[int], None]:
+    """Training steps of a network half of whose neurons have just been added, a part of them after each step."""
+    torch.manual_seed(0)
+    model = vgg11(0.125) if network.startswith("VGG") else mlp(784, 128, 128, 10)
+    xavier(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-4 if network.startswith("VGG") else 3e-3)
+    batches = list(zip(*data(network), strict=True))
+
+    def step(number: int) -> None:
+        images, labels = batches[number % len(batches)]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    widths = [(width, width.size) for width in ng.widths(model, batches[0][0][:2]).growable]
+    for part in range(parts):
+        step(part)
+        for width, size in widths:
+            count = size * (part + 1) // parts - size * part // parts
+            if count:
+                ng.grow(model, width, count, optimizer=optimizer)
+    return step
+
+
+def cost_of_ages(network: str, rounds: int) -> float:
+    """Steps with half of all neurons young, in plain ones; by turns."""
+    runs = trained(network, None, "Xavier"), young(network)
+    times: tuple[list[float], list[float]] = [], []
+    warm = max(3, rounds // 5)
+    for number in range(rounds + warm):
+        for step, own in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            step(number)
+            if number >= warm:
+                own.append(time.perf_counter() - start)
+    plain, other = map(statistics.median, times)
+    return other / plain
+
+
 def memory(strategy: str | None) -> int:
     step = trained("VGG-11 / 4", None if strategy is None else without_growth(strategy))
     for number in range(3):
@@ -132,6 +176,7 @@ def main() -> None:
         for network in BARS
         for weights in ("Xavier", "default")
     }
+    results["ages"] = {network: cost_of_ages(network, steps[network]) for network in AGES}
     plain = memory(None)
     results["peak memory"] = {name: memory(name) / plain for name in ("north-random", "north-select")}
     if arguments.json:
@@ -149,9 +194,11 @@ def main() -> None:
                 ratio, granted = results[f"{network}, {weights}"][name]
                 cells.append(f"{ratio:.3f} ({bar:.2f}) {granted:5.0%}".rjust(25))
         print(f"{name:16}" + "".join(cells))
+    print("training steps with half of all neurons young, in plain ones of a network of that size (bar in brackets)")
+    print(", ".join(f"{network}: {results['ages'][network]:.3f} ({bar:.2f})" for network, bar in AGES.items()))
     print("peak memory of VGG-11's training steps, in that of plain ones (bar: 1.15)")
-    for name, ratio in results["peak memory"].items():
-        print(f"{name:16}{ratio:>8.3f}")
+    for name, figure in results["peak memory"].items():
+        print(f"{name:16}{figure:>8.3f}")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,10 @@ def memory_of_growth(model: nn.Module, optimizer: torch.optim.Optimizer, name: s
     resized = [parameters[tensor] for tensor in {edit.tensor for edit in edits}]
 
     def tensors() -> list[Tensor]:
-        return [*resized, *(v for p in resized for v in optimizer.state[p].values() if v.shape == p.shape)]
+        return [
+            *resized,
+            *(v for p in resized for v in optimizer.state[p].values() if getattr(v, "shape", None) == p.shape),
+        ]
 
     old = sum(tensor.nbytes for tensor in tensors())
     with LiveBytes(tensors()) as live:

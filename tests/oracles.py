@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,3 +86,106 @@ def bridge_matrix(model: nn.Sequential, x: Tensor, loss: Callable[[Tensor], Tens
         output = torch.func.functional_call(layers, weights, (x,))
         rows.append(torch.autograd.grad(loss(output), fan_in)[0].flatten())
     return torch.stack(rows)
+
+
+class OwnSteps:
+    """Optimizers of Adam's kind with a count of steps for every entry, as written in their papers.
+
+    `group` has the settings of torch's optimizer of that name; resize it with `insert` and `remove`.
+    """
+
+    def __init__(self, kind: str, value: Tensor, group: Mapping[str, Any]):
+        self.kind, self.group = kind, group
+        self.value = value.detach().clone()
+        self.steps, self.m, self.v, self.largest = (torch.zeros_like(self.value) for _ in range(4))
+        self.product = torch.ones_like(self.value)
+
+    def insert(self, axis: int, positions: Sequence[int], values: Tensor) -> None:
+        self.value = insert(self.value, axis, positions, values)
+        for name, start in (("steps", 0.0), ("m", 0.0), ("v", 0.0), ("largest", 0.0), ("product", 1.0)):
+            setattr(self, name, insert(getattr(self, name), axis, positions, torch.full_like(values, start)))
+
+    def remove(self, axis: int, positions: Sequence[int]) -> None:
+        for name in ("value", "steps", "m", "v", "largest", "product"):
+            setattr(self, name, remove(getattr(self, name), axis, positions))
+
+    def step(self, gradient: Tensor) -> None:
+        lr, (b1, b2), eps = float(self.group["lr"]), self.group["betas"], self.group["eps"]
+        g = -gradient if self.group.get("maximize") else gradient
+        decay = self.group.get("weight_decay", 0.0)
+        if self.group.get("decoupled_weight_decay"):
+            self.value = self.value * (1 - lr * decay)
+        else:
+            g = g + decay * self.value
+        self.steps = n = self.steps + 1
+        self.m = b1 * self.m + (1 - b1) * g
+        first, second = 1 - b1**n, 1 - b2**n
+        if self.kind == "Adamax":
+            self.v = torch.maximum(b2 * self.v, g.abs() + eps)
+            self.value = self.value - lr * self.m / first / self.v
+            return
+        self.v = b2 * self.v + (1 - b2) * g * g
+        if self.kind == "Adam":
+            self.largest = torch.maximum(self.largest, self.v)
+            v = self.largest if self.group["amsgrad"] else self.v
+            self.value = self.value - lr * (self.m / first) / ((v / second).sqrt() + eps)
+        elif self.kind == "NAdam":
+            mu = b1 * (1 - 0.5 * 0.96 ** (n * self.group["momentum_decay"]))
+            following = b1 * (1 - 0.5 * 0.96 ** ((n + 1) * self.group["momentum_decay"]))
+            self.product = self.product * mu
+            mean = following * self.m / (1 - self.product * following) + (1 - mu) * g / (1 - self.product)
+            self.value = self.value - lr * mean / ((self.v / second).sqrt() + eps)
+        elif self.kind == "RAdam":
+            limit = 2 / (1 - b2) - 1
+            rho = limit - 2 * n * b2**n / second
+            rectified = ((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)).sqrt()
+            plain = torch.ones_like(n)
+            factor = torch.where(rho > 5, rectified * second.sqrt() / (self.v.sqrt() + eps), plain)
+            self.value = self.value - lr * self.m / first * factor
+        else:
+            raise ValueError(self.kind)
+
+
+class OwnStepsAdafactor(OwnSteps):
+    """Adafactor with a count of steps for every row and column of a matrix, or entry of a vector."""
+
+    def __init__(self, kind: str, value: Tensor, group: Mapping[str, Any]):
+        super().__init__(kind, value, group)
+        self.time = 0
+        self.rows, self.columns = [0.0] * value.shape[0], [0.0] * value.shape[-1]
+        if value.ndim == 2:
+            self.row_var, self.column_var = torch.zeros_like(self.value[:, :1]), torch.zeros_like(self.value[:1])
+
+    def insert(self, axis: int, positions: Sequence[int], values: Tensor) -> None:
+        """At the end only."""
+        self.value = torch.cat([self.value, values], axis)
+        count = len(positions)
+        if axis == 0:
+            self.rows += [0.0] * count
+            if self.value.ndim == 2:
+                self.row_var = torch.cat([self.row_var, torch.zeros_like(self.row_var[:1].expand(count, -1))])
+            else:
+                self.v = torch.cat([self.v, torch.zeros_like(values)])
+        if axis == 1:
+            self.columns += [0.0] * count
+            new = torch.zeros_like(self.column_var[:, :1].expand(-1, count))
+            self.column_var = torch.cat([self.column_var, new], 1)
+
+    def step(self, gradient: Tensor) -> None:
+        self.time += 1
+        decay, (eps1, eps2) = self.group["beta2_decay"], self.group["eps"]
+        eps1 = torch.finfo(gradient.dtype).eps if eps1 is None else eps1
+        self.rows, self.columns = [n + 1 for n in self.rows], [n + 1 for n in self.columns]
+        rows, columns = (torch.tensor(each, dtype=gradient.dtype) ** decay for each in (self.rows, self.columns))
+        lr, square = self.group["lr"], gradient.square()
+        size = max(eps2, float(self.value.square().mean().sqrt())) * min(lr, self.time**-0.5)
+        self.value = self.value * (1 - lr * self.group["weight_decay"])
+        if gradient.ndim == 1:
+            variance = self.v = self.v + (square - self.v) * rows
+        else:
+            self.row_var = self.row_var + (square.mean(1, keepdim=True) - self.row_var) * rows[:, None]
+            self.column_var = self.column_var + (square.mean(0, keepdim=True) - self.column_var) * columns
+            variance = self.row_var @ self.column_var / self.row_var.mean(0, keepdim=True).clamp(min=eps1)
+        update = gradient / variance.clamp(min=eps1 * eps1).sqrt()
+        clipped = max(1.0, float(update.square().mean().sqrt()) / self.group["d"])
+        self.value = self.value - size / clipped * update

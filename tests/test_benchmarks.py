@@ -35,4 +35,5 @@ def test_benchmarks_print_their_figures(name: str) -> None:
     elif name.startswith("loop"):
         assert all(0.5 < case["steps"] < 2 for case in figures.values())
     else:
-        assert set(figures["VGG-11 / 4"]) == set(overhead.STRATEGIES)
+        assert set(figures["VGG-11 / 4, Xavier"]) == set(overhead.STRATEGIES)
+        assert set(figures["ages"]) == set(overhead.AGES)

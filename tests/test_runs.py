@@ -185,6 +185,7 @@ CASES = {
     **{name: tiny(strategy=name) for name in GROWING},
     "big": tiny(strategy="big"),
     "linear": tiny(strategy="north-select", schedule="linear"),
+    "linear, without ages": tiny(strategy="north-select", schedule="linear", ages=False),
     "cosine": tiny(strategy="north-random", decay="cosine"),
     "generated": tiny("generated", features=4, hidden=2, batch=900, maximum=64),
 }
@@ -216,6 +217,13 @@ def test_a_run_that_failed_goes_on_from_its_last_epoch_to_the_same_end(case: str
     run(settings, tmp_path / "cut")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     assert not (tmp_path / "cut" / "failure.txt").exists()
+
+
+@pytest.mark.parametrize("ages", [True, False])
+def test_ages_are_kept_with_a_run_unless_they_are_switched_off(ages: bool, tmp_path: Path) -> None:
+    run(tiny(strategy="north-random", schedule="batched", ages=ages), tmp_path)
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["optimizer"]["state"]
+    assert any("births" in each for each in state.values()) is ages
 
 
 @pytest.mark.parametrize("step", [1, 6, 8, 18])  # the last two of an epoch are at its end

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import initializations, metrics, nn, strategies, triggers
+    from . import ages, initializations, metrics, nn, strategies, triggers
     from .by_hand import grow, plan_growth
     from .grower import Grower
     from .history import Event, History
@@ -28,6 +28,7 @@ __all__ = [
     "Strategy",
     "Width",
     "Widths",
+    "ages",
     "grow",
     "initializations",
     "metrics",

@@ -66,6 +66,7 @@ def grow(
     ema: nn.Module | None = None,
     example: Example | None = None,
     generator: torch.Generator | None = None,
+    ages: bool = True,
 ) -> Plan:
     """Add neurons to a width; with the default initialization the model's outputs do not change.
 
@@ -82,6 +83,8 @@ def grow(
         example: an input: needed if `widths` has not been called for this model, and by initializations that look at
             activations, which are those of this input.
         generator: source of the random weights; torch's global one by default.
+        ages: whether the optimizer trains new weights as if training had just begun for them. Otherwise its count of
+            steps is that of the old ones: with Adam, new weights then move up to 6.5 times too far.
 
     Returns:
         The plan that was applied.
@@ -98,7 +101,7 @@ def grow(
           2.in_features: 8 -> 10
     """
     plan = plan_growth(model, width, count, initialization=initialization, example=example, generator=generator)
-    plan.apply(model, optimizer, ema)
+    plan.apply(model, optimizer, ema, ages=ages)
     return plan
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import LBFGS, Optimizer
 
+from .ages import forget, resume
 from .buffers import Buffer, Untrained
 from .growth import affordable, fitted, loss_with
 from .history import Event, History, Observation
@@ -54,6 +55,7 @@ class Grower:
             convolutions. A width is measured as soon as there are twice as many activations as neurons; see `fill`.
         seed: of everything random in growth. Torch's global random state is never used.
         ema: an averaged copy of the model, grown along.
+        ages: whether new weights are trained as if training had just begun for them; see `neurogenesis.ages`.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -84,6 +86,7 @@ class Grower:
         buffer: int | None = None,
         seed: int = 0,
         ema: nn.Module | None = None,
+        ages: bool = True,
     ):
         self.model = unwrapped(model)
         self.optimizers = as_list(optimizer)
@@ -110,6 +113,7 @@ class Grower:
         self.exclude = _patterns(exclude, "exclude")
         self.tie = tie
         self.ema = ema
+        self.ages = ages
         self.history = History()
         self.steps = 0  # gradient steps seen
         convolutional = any(isinstance(module, _ConvNd) for module in self.model.modules())
@@ -128,6 +132,8 @@ class Grower:
         try:
             for each in self.optimizers:
                 self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
+                if ages:  # a state that is loaded may have births
+                    self._handles.append(each.register_load_state_dict_post_hook(resume))
             if example is not None:
                 with ordinary_tensors():
                     self._taps.begin(call_of(example))
@@ -337,7 +343,7 @@ class Grower:
         """Grow all widths, or none if one fails."""
         events: list[Event] = []
         done: list[Plan] = []
-        with Surgery(self.model, self.optimizers, self.ema) as surgery:
+        with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
             for layer, decision, neurons in news:
                 started, size = time.perf_counter(), layer.size
                 values = {key: fitted(key, value, done) for key, value in neurons.values.items()}
@@ -415,7 +421,7 @@ class Grower:
     def _resize(self, sizes: Mapping[str, int]) -> None:
         """Give widths other sizes, for values that will be loaded: neurons come and go at the end."""
         generator = torch.Generator().manual_seed(0)
-        with Surgery(self.model, self.optimizers, self.ema) as surgery:
+        with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
             for name, size in sizes.items():
                 assert self._known is not None
                 width = self._known[name]
@@ -425,11 +431,17 @@ class Grower:
                     surgery.apply(plan_shrinkage(self.model, width, range(size, width.size)))
 
     def detach(self) -> None:
-        """Take every hook off the model and the optimizer. The model stays as it has grown."""
+        """Take every hook off the model and the optimizer. The model stays as it has grown.
+
+        Weights that are still young count as old from then on: detach when training ends.
+        """
         self._taps.remove()
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self.ages:
+            for optimizer in self.optimizers:
+                forget(optimizer)
 
     # --- small things ------------------------------------------------------------------------------------
 

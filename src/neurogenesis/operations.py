@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from .births import BirthEdit
 from .edits import Edit, edited
 from .optimizer_state import StateEdit
 
@@ -42,7 +43,13 @@ class Resizing:
     What is to be `added` to its present entries is so in the new contents: the old ones stay as they are.
     """
 
-    def __init__(self, tensor: Tensor, edits: Sequence[Edit], states: Sequence[StateEdit], added: Tensor | None = None):
+    def __init__(
+        self,
+        tensor: Tensor,
+        edits: Sequence[Edit],
+        states: Sequence[StateEdit | BirthEdit],
+        added: Tensor | None = None,
+    ):
         self.tensor, self.edits, self.states, self.added = tensor, edits, states, added
         self.other: Tensor | None = None  # has the contents that the tensor does not have now
         self.undoings: list[Callable[[], None]] = []
@@ -61,7 +68,7 @@ class Resizing:
             # without it, and the memory for that is what the parameter's new contents free.
             for each in self.states:
                 undoing = each.undoing()
-                each.put(each.resized())
+                each.make()
                 self.undoings.append(undoing)
         except BaseException:
             self.undo()

@@ -10,6 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import ASGD, LBFGS, Adagrad, Optimizer, Rprop
 
+from .ages import treated
+from .births import KEY, BirthEdit
+from .corrections import steps
 from .edits import Edit, edited
 
 Optimizers = Optimizer | Iterable[Optimizer] | None
@@ -27,6 +30,9 @@ class StateEdit:
     def resized(self) -> Tensor:
         return edited(self.state[self.key], self.edits, self.fills)
 
+    def make(self) -> None:
+        self.put(self.resized())
+
     def put(self, value: Tensor) -> None:
         self.state[self.key] = value
 
@@ -42,7 +48,15 @@ def as_list(optimizers: Optimizers) -> list[Optimizer]:
     """One, several or no optimizers as a list."""
     if optimizers is None:
         return []
-    return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    return [_inner(optimizer) for optimizer in given]
+
+
+def _inner(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, where something that takes its place, such as Accelerate's, holds it."""
+    while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def check_optimizers(model: nn.Module, resized: Iterable[str], optimizers: Sequence[Optimizer]) -> None:
@@ -63,10 +77,13 @@ def check_optimizers(model: nn.Module, resized: Iterable[str], optimizers: Seque
 
 
 def state_edits(
-    name: str, parameter: Tensor, edits: Sequence[Edit], optimizers: Sequence[Optimizer]
-) -> list[StateEdit]:
-    """How the state that the optimizers keep for a parameter is to be resized; raises where it cannot be."""
-    result = []
+    name: str, parameter: Tensor, edits: Sequence[Edit], optimizers: Sequence[Optimizer], ages: bool = False
+) -> list[StateEdit | BirthEdit]:
+    """How the state that the optimizers keep for a parameter is to be resized; raises where it cannot be.
+
+    With `ages`, new entries have their births noted where the optimizer needs to know.
+    """
+    result: list[StateEdit | BirthEdit] = []
     for optimizer in optimizers:
         if isinstance(optimizer, LBFGS):
             raise ValueError(
@@ -81,6 +98,9 @@ def state_edits(
                     if own:
                         fills = {edit.axis: _fill(optimizer, group, key, edit) for edit in own}
                         result.append(StateEdit(state, key, own, fills))
+                born = steps(group, state) if ages and treated(optimizer, group, state) else None
+                if born is not None or KEY in state:
+                    result.append(BirthEdit(state, edits, parameter.ndim, born))
     return result
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .ages import attend, release
 from .edits import Change, Edit, grouped
 from .following import Following, belongs
 from .memory import sharing, untied
@@ -63,12 +64,19 @@ class Plan:
         with ordinary_tensors():
             self._operations(model, as_list(optimizer), ema)
 
-    def apply(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
-        """Make the edits, on the model, the optimizers' state and an averaged copy of the model."""
-        with Surgery(model, optimizer, ema) as surgery:
+    def apply(
+        self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None, *, ages: bool = True
+    ) -> None:
+        """Make the edits, on the model, the optimizers' state and an averaged copy of the model.
+
+        With `ages`, the optimizers train new weights as if training had just begun for them.
+        """
+        with Surgery(model, optimizer, ema, ages=ages) as surgery:
             surgery.apply(self)
 
-    def _operations(self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None) -> list[Operation]:
+    def _operations(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None, ages: bool = False
+    ) -> list[Operation]:
         """All that is to be done, checked."""
         result: list[Operation] = []
         edits, model = grouped(self.edits), unwrapped(model)
@@ -81,7 +89,7 @@ class Plan:
                 if name in shared:
                     raise ValueError(untied(name, shared[name]))
                 _check_tensor(name, tensors.get(name), own, changes.get(name))
-                states = state_edits(name, tensors[name], own, optimizers) if target is model else []
+                states = state_edits(name, tensors[name], own, optimizers, ages) if target is model else []
                 result.append(Resizing(tensors[name], own, states, changes.get(name)))
             for path, name, before, after in self.attributes:
                 if getattr(modules.get(path), name, None) != before:
@@ -114,13 +122,20 @@ class Surgery:
     Use it in a `with` statement: what raises there takes back everything.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None):
-        self.model, self.optimizers, self.ema = model, as_list(optimizer), ema
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None, *, ages: bool = True
+    ):
+        self.model, self.optimizers, self.ema, self.ages = model, as_list(optimizer), ema, ages
+        self._grown = False
         self._done: list[Operation] = []
 
     def apply(self, plan: Plan) -> None:
         with ordinary_tensors():
-            for operation in plan._operations(self.model, self.optimizers, self.ema):
+            operations = plan._operations(self.model, self.optimizers, self.ema, self.ages)
+            self._grown |= plan.after > plan.before
+            for each in self.optimizers:
+                release(each)
+            for operation in operations:
                 operation.do()
                 self._done.append(operation)
 
@@ -134,6 +149,9 @@ class Surgery:
         else:
             for operation in self._done:
                 operation.settle()
+            if self.ages and self._grown:
+                for each in self.optimizers:
+                    attend(each)
         self._done.clear()
 
 

@@ -58,6 +58,9 @@ class Settings:
     every: int | None = None
     """Look at the network at every so many gradient steps. By default at every step while it grows, and less often, at
     least at every eighth, while it does not; fixed schedules look at each."""
+    ages: bool = True
+    """Train new weights as if training had just begun for them; without, Adam moves them up to 6.5 times too far, as in
+    the paper."""
     buffer: int = 128
     """Latest samples that activations are measured on, by strategies that look at them."""
     holdout: float = 0.0

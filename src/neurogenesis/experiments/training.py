@@ -93,6 +93,7 @@ def beginning(settings: Settings, data: Data, device: torch.device) -> Training:
                 tie=TIES.get(getattr(settings, "network", ""), ()),
                 buffer=settings.buffer,
                 seed=derived(settings.seed, "growth"),
+                ages=settings.ages,
             )
         except ValueError as error:  # a strategy that is not for this network
             raise Mistake(f"--strategy {settings.strategy}: {error}") from error
