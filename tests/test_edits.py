@@ -50,6 +50,16 @@ def test_random_values_have_the_mean_norm_of_the_present_ones(dtype: torch.dtype
     torch.testing.assert_close(norms[1], norms[0].mean().expand(4), rtol=2e-2, atol=0)
 
 
+@pytest.mark.parametrize(("reach", "factor"), [(0.0, 1.0), (0.05, 1 + 0.05 * 18**0.5 / 3), (1.0, 2.0)])
+def test_a_fan_in_is_longer_by_what_one_gradient_can_move_it_and_at_most_twice_as_long(
+    reach: float, factor: float
+) -> None:
+    old = torch.randn(5, 6, 3)
+    old *= 3 / old.flatten(1).norm(dim=1)[:, None, None]
+    new = new_values(old, 0, 4, "random", torch.Generator().manual_seed(0), reach)
+    torch.testing.assert_close(new.flatten(1).norm(dim=1), torch.full((4,), 3 * factor))
+
+
 def test_a_layer_of_zeros_gets_random_values_all_the_same() -> None:
     assert new_values(torch.zeros(6, 5), 0, 2, "random", None).abs().min() > 0
 

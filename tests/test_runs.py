@@ -46,7 +46,7 @@ def test_presets_are_set_as_in_the_paper(name: str) -> None:
     assert (settings.learning_rate, settings.batch, settings.epochs) == (rate, batch, epochs)
     assert (settings.initial, settings.maximum, settings.buffer) == (initial, maximum, buffer)
     assert medium in (None, settings.medium)
-    assert (settings.decay, settings.every, settings.scale, settings.gamma) == (decay, 1, 0.5, None)
+    assert (settings.decay, settings.every, settings.scale, settings.gamma) == (decay, None, 0.5, None)
     assert len(widths_of(settings, 1.0)) == widths
     gamma = strategy_of(settings, 10).trigger
     assert gamma == ng.triggers.Activation()  # 0.97, and 0.9 with convolutions

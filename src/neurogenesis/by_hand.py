@@ -13,7 +13,8 @@ from .buffers import Buffer
 from .initializations import Initialization, Neurons
 from .layers import Layer
 from .modes import ordinary_tensors
-from .optimizer_state import Optimizers
+from .optimizer_state import Optimizers, as_list
+from .reach import reaches
 from .strategies import Strategy
 from .structure import unwrapped
 from .surgery import Plan, Values, find_growable, plan_neurons
@@ -29,19 +30,23 @@ def plan_growth(
     count: int,
     *,
     initialization: str | Initialization | Values = "random",
+    optimizer: Optimizers = None,
     example: Example | None = None,
     generator: torch.Generator | None = None,
+    margin: bool = True,
 ) -> Plan:
     """Plan to add neurons at the end of a width; arguments as in `grow`."""
     model = unwrapped(model)
     found, count = find_growable(model, width, count, example)
+    far = reaches(model, as_list(optimizer)) if margin else {}
     if isinstance(initialization, Mapping):
-        return plan_neurons(model, found, count, initialization, generator=generator)
+        return plan_neurons(model, found, count, initialization, generator=generator, reaches=far)
     strategy = Strategy(Static(), initialization)
     source = torch.default_generator if generator is None else generator
     with ordinary_tensors():
         with torch.enable_grad():  # for what is found out of the layers
             layer = _layer(model, found, strategy, example, source)
+        layer.reaches = far
         with torch.no_grad():
             neurons = strategy.initialization(layer, count, source)  # type: ignore[operator]
     if not isinstance(neurons, Neurons):
@@ -53,7 +58,9 @@ def plan_growth(
         raise ValueError(f"{found.name}: there are no neurons to add: {neurons.why_fewer}")
     if neurons.why_fewer is not None:
         warnings.warn(f"{found.name}: {neurons.count} new neurons, not {count}: {neurons.why_fewer}", stacklevel=3)
-    return plan_neurons(model, found, neurons.count, neurons.values, neurons.changes, generator=generator)
+    return plan_neurons(
+        model, found, neurons.count, neurons.values, neurons.changes, generator=generator, reaches=layer.reaches
+    )
 
 
 def grow(
@@ -67,6 +74,7 @@ def grow(
     example: Example | None = None,
     generator: torch.Generator | None = None,
     ages: bool = True,
+    margin: bool = True,
 ) -> Plan:
     """Add neurons to a width; with the default initialization the model's outputs do not change.
 
@@ -85,6 +93,8 @@ def grow(
         generator: source of the random weights; torch's global one by default.
         ages: whether the optimizer trains new weights as if training had just begun for them. Otherwise its count of
             steps is that of the old ones: with Adam, new weights then move up to 6.5 times too far.
+        margin: whether random fan-in is longer than the present neurons' mean, by as much as one gradient can move it
+            under the optimizer; see `neurogenesis.reach`.
 
     Returns:
         The plan that was applied.
@@ -100,7 +110,16 @@ def grow(
           0.out_features: 8 -> 10
           2.in_features: 8 -> 10
     """
-    plan = plan_growth(model, width, count, initialization=initialization, example=example, generator=generator)
+    plan = plan_growth(
+        model,
+        width,
+        count,
+        initialization=initialization,
+        optimizer=optimizer,
+        example=example,
+        generator=generator,
+        margin=margin,
+    )
     plan.apply(model, optimizer, ema, ages=ages)
     return plan
 

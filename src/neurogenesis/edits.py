@@ -136,13 +136,15 @@ def _runs(old: Tensor, new: Tensor) -> Iterator[tuple[int, int, int]]:
             yield int(old[start]), int(new[start]), stop - start
 
 
-def new_values(old: Tensor, axis: int, count: int, fill: str, generator: torch.Generator | None) -> Tensor:
+def new_values(
+    old: Tensor, axis: int, count: int, fill: str, generator: torch.Generator | None, reach: float = 0.0
+) -> Tensor:
     """What `count` new positions of an axis hold.
 
     * ``zero``, ``one``: constants;
     * ``statistic zero``, ``statistic one``: what a norm's running statistics start with;
     * ``mean``: the mean of the present ones;
-    * ``random``: Xavier-uniform vectors scaled to the mean norm of the present ones;
+    * ``random``: Xavier-uniform vectors scaled to the `norm_of_new` ones;
     * ``random except 3``: the same, but zero in entry 3 of each.
     """
     rows = old.detach().movedim(axis, 0)
@@ -155,20 +157,33 @@ def new_values(old: Tensor, axis: int, count: int, fill: str, generator: torch.G
     if fill == "mean":
         new = rows.mean(0, keepdim=True).expand(shape)
     else:
-        new = _random_rows(rows, shape, generator)
+        new = _random_rows(rows, shape, generator, reach)
         if exception := fill.partition(" except ")[2]:
             new[:, int(exception)] = 0
     return new.to(old.dtype).movedim(0, axis)
 
 
-def _random_rows(rows: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+def norm_of_new(present: Tensor, reach: float = 0.0) -> Tensor:
+    """The norm of new vectors: the mean of present ones (first axis), and more where a step could turn them over.
+
+    Args:
+        present: the present vectors.
+        reach: how far one gradient can carry an entry; see `neurogenesis.reach`.
+    """
+    flat = present.flatten(1) if present.ndim > 1 else present[:, None]
+    mean = torch.linalg.vector_norm(flat, dim=1).mean()
+    longer: Tensor = mean + (reach * flat.shape[1] ** 0.5 * torch.ones_like(mean)).minimum(mean)
+    return longer
+
+
+def _random_rows(rows: Tensor, shape: tuple[int, ...], generator: torch.Generator | None, reach: float) -> Tensor:
     device = "cpu" if generator is None else generator.device
     parts = (*shape, 2) if rows.is_complex() else shape
     noise = torch.rand(parts, generator=generator, device=device) * 2 - 1
     noise = (torch.view_as_complex(noise) if rows.is_complex() else noise).to(rows)
     fan_in, receptive = rows[0].numel(), rows[0, 0].numel() if rows.ndim > 1 else 1
     noise *= (6 / (fan_in + rows.shape[0] * receptive)) ** 0.5
-    present = rows.reshape(rows.shape[0], -1).norm(dim=1).mean()
+    present = norm_of_new(rows, reach)
     if present > 0:  # a layer that starts at zero gives no scale: Xavier's stands
         norms = noise.reshape(shape[0], -1).norm(dim=1).clamp_min(torch.finfo(noise.dtype).tiny)
         noise *= (present / norms).reshape(-1, *[1] * (len(shape) - 1))

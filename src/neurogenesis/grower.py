@@ -21,6 +21,7 @@ from .layers import Layer, NotFinite
 from .modes import ordinary_tensors
 from .optimizer_state import Optimizers, as_list, check_optimizers
 from .overview import overview
+from .reach import reaches
 from .replay import Call
 from .strategies import Strategy
 from .strategies import strategy as as_strategy
@@ -56,6 +57,8 @@ class Grower:
         seed: of everything random in growth. Torch's global random state is never used.
         ema: an averaged copy of the model, grown along.
         ages: whether new weights are trained as if training had just begun for them; see `neurogenesis.ages`.
+        margin: whether the fan-in of new neurons is longer than that of present ones, by as much as one gradient
+            can move it; see `neurogenesis.reach`. Otherwise it is as long, as in the paper.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -87,6 +90,7 @@ class Grower:
         seed: int = 0,
         ema: nn.Module | None = None,
         ages: bool = True,
+        margin: bool = True,
     ):
         self.model = unwrapped(model)
         self.optimizers = as_list(optimizer)
@@ -113,7 +117,7 @@ class Grower:
         self.exclude = _patterns(exclude, "exclude")
         self.tie = tie
         self.ema = ema
-        self.ages = ages
+        self.ages, self.margin = ages, margin
         self.history = History()
         self.steps = 0  # gradient steps seen
         convolutional = any(isinstance(module, _ConvNd) for module in self.model.modules())
@@ -273,13 +277,16 @@ class Grower:
                 count = 0
             if count > 0:
                 growing.append((layer, decision, count))
-            self._plan_next_look(layer, count)
+            self._plan_next_look(layer, decision, count)
         self._tell_waiting(asked)
         return self._grow(growing, closure) if growing else []
 
-    def _plan_next_look(self, layer: Layer, count: int) -> None:
+    def _plan_next_look(self, layer: Layer, decision: Decision, count: int) -> None:
         """Ask a layer again later the longer it has asked for nothing: what has not changed for long rarely does."""
-        layer.quiet = 0 if count > 0 or not getattr(self.strategy.trigger, "patient", False) else layer.quiet + 1
+        trigger = self.strategy.trigger
+        waits = decision.metric is None and "activations" in getattr(trigger, "needs", ())  # for samples
+        patient = getattr(trigger, "patient", False) and not waits
+        layer.quiet = layer.quiet + 1 if patient and count == 0 else 0
         layer.next_look = self.steps + min(max(layer.quiet, 1), _LONGEST)
 
     def _tell_waiting(self, asked: Sequence[Layer]) -> None:
@@ -325,6 +332,7 @@ class Grower:
                 if count == 0:
                     continue
                 layer.seed = int(torch.randint(2**31, (1,), generator=self.generator))
+                layer.reaches = reaches(self.model, self.optimizers) if self.margin else {}
                 layer.loss_with = None if closure is None else loss_with(self.model, layer, closure, self.generator)
                 try:
                     neurons = self.strategy.initialization(layer, count, self.generator)  # type: ignore[operator]
@@ -348,7 +356,15 @@ class Grower:
                 started, size = time.perf_counter(), layer.size
                 values = {key: fitted(key, value, done) for key, value in neurons.values.items()}
                 changes = {name: fitted((name, -1), change, done) for name, change in neurons.changes.items()}
-                plan = plan_neurons(self.model, layer.width, neurons.count, values, changes, generator=self.generator)
+                plan = plan_neurons(
+                    self.model,
+                    layer.width,
+                    neurons.count,
+                    values,
+                    changes,
+                    generator=self.generator,
+                    reaches=layer.reaches,
+                )
                 surgery.apply(plan)
                 done.append(plan)
                 seconds = time.perf_counter() - started + before / len(news)

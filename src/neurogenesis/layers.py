@@ -15,6 +15,8 @@ from torch.nn.modules.conv import _ConvNd
 from . import metrics
 from .bridge import Bridge
 from .buffers import Activations, Buffer, Untrained
+from .edits import norm_of_new
+from .reach import Reaches
 from .replay import Call, Watch, replay
 from .routes import Route, pick
 from .structure import Axis
@@ -65,6 +67,7 @@ class Layer:
         self.gradient_norms: dict[str, Tensor] = {}  # of fan-in and fan-out, per neuron
         self.loss_with: Callable[[Mapping[tuple[str, int], Tensor]], float] | None = None
         self.seed = 0  # of what is random in trials
+        self.reaches: Reaches = {}  # how far one gradient can carry entries of parameters, if that is to count
         self.next_look = 1  # the gradient step at which its trigger is asked again
         self.quiet = 0  # how often in a row its trigger has asked for nothing
         self.looking = True  # whether that is the coming step, whose gradients are wanted
@@ -230,7 +233,7 @@ class Layer:
     # --- trials of new neurons ---------------------------------------------------------------------------
 
     def random_fan_in(self, count: int, generator: torch.Generator) -> Tensor:
-        """Xavier-uniform fan-in of `count` neurons, scaled to the mean norm of the present neurons."""
+        """Xavier-uniform fan-in of `count` neurons, as long as new ones are to be."""
         return self.default(self.producer, count, generator)
 
     def trial(self, fan_in: Tensor, gradients: bool = False) -> tuple[Activations, Activations]:
@@ -350,10 +353,16 @@ class Layer:
         """What new neurons get along an axis by default, count x per neuron x the rest."""
         generator = torch.Generator().manual_seed(self.seed) if generator is None else generator
         old = self.tensor(axis)
-        rows = self.width.new_entries(axis, count, old, generator).movedim(axis.axis, 0)
+        reach = self.reaches.get(axis.tensor, 0.0) if axis.role == "producer" else 0.0
+        rows = self.width.new_entries(axis, count, old, generator, reach).movedim(axis.axis, 0)
         order = new_positions(self.width, axis, count).flatten().argsort().argsort()
         new: Tensor = rows[order.to(rows.device)].unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
         return new
+
+    def as_fan_in(self, new: Tensor) -> Tensor:
+        """Vectors (first axis) scaled to the length of new fan-ins."""
+        norm = norm_of_new(self.weight, self.reaches.get(self.producer.tensor, 0.0))
+        return scaled_to(new, norm)
 
     def change(self, axis: Axis, neurons: Tensor, added: Tensor) -> Tensor:
         """A change of a parameter that adds something, neurons x per neuron x the rest, to some neurons."""
@@ -381,7 +390,11 @@ def _check_finite(tensors: Sequence[Tensor], what: str) -> None:
 
 def scaled_like(new: Tensor, present: Tensor) -> Tensor:
     """New vectors (first axis) scaled to the mean norm of present ones; where these are all 0, as they are."""
-    norm = present.flatten(1).norm(dim=1).mean()
+    return scaled_to(new, norm_of_new(present))
+
+
+def scaled_to(new: Tensor, norm: Tensor) -> Tensor:
+    """Vectors (first axis) scaled to a norm; as they are if that is 0."""
     if not norm > 0:
         return new
     norms = new.flatten(1).norm(dim=1).clamp_min(torch.finfo(new.dtype).tiny)

@@ -147,7 +147,12 @@ class Structure:
                 yield Axis(name, number, role, per_neuron=1, offset=0)
 
     def edits(
-        self, atom: Atom, change: int | Sequence[int], tensors: Mapping[str, Tensor], generator: Any
+        self,
+        atom: Atom,
+        change: int | Sequence[int],
+        tensors: Mapping[str, Tensor],
+        generator: Any,
+        reaches: Mapping[str, float] | None = None,
     ) -> list[Edit]:
         """The edits that add `change` neurons at a width's end, or remove those of the given indices."""
         result = []
@@ -156,7 +161,8 @@ class Structure:
             values = None
             if isinstance(change, int):
                 positions = new_positions(term, atom, change).flatten().sort().values
-                values = self.new_entries(atom, name, axis, change, tensors[name], generator)
+                reach = (reaches or {}).get(name, 0.0) if role == "producer" else 0.0
+                values = self.new_entries(atom, name, axis, change, tensors[name], generator, reach)
             else:
                 positions = torch.isin(owners(term, atom), torch.tensor(change)).nonzero().flatten()
             result.append(Edit(name, axis, size(term), positions, values, role))
@@ -164,7 +170,14 @@ class Structure:
         return sorted(result, key=lambda edit: edit.role == "consumer")
 
     def new_entries(
-        self, atom: Atom, name: str, axis: int, count: int, tensor: Tensor, generator: torch.Generator | None
+        self,
+        atom: Atom,
+        name: str,
+        axis: int,
+        count: int,
+        tensor: Tensor,
+        generator: torch.Generator | None,
+        reach: float = 0.0,
     ) -> Tensor:
         """What `count` new neurons of a width get on one of its axes by default, in the order of their positions."""
         fill, positions = self.role(name, axis)[1], new_positions(self.axes[name][axis], atom, count)
@@ -177,7 +190,7 @@ class Structure:
                 return shared.expand(count, *shared.shape[1:]).flatten(0, 1)[order].movedim(0, axis)
             if name in self.masks:  # lets the weights of new neurons through
                 fill = "one" if _zeros_and_ones(rows) else "mean"
-        return new_values(tensor, axis, positions.numel(), fill, generator)
+        return new_values(tensor, axis, positions.numel(), fill, generator, reach)
 
     def why_not_now(self, atom: Atom) -> str | None:
         """Why a width that could grow cannot as the model's parameters and buffers are now."""

@@ -118,9 +118,11 @@ class Width:
             known = self._positions[axis] = sizes, positions, in_order
         return known
 
-    def new_entries(self, axis: Axis, count: int, tensor: Tensor, generator: torch.Generator | None) -> Tensor:
+    def new_entries(
+        self, axis: Axis, count: int, tensor: Tensor, generator: torch.Generator | None, reach: float = 0.0
+    ) -> Tensor:
         """What `count` new neurons get on one of the width's axes by default, in the order of their positions."""
-        return self.structure.new_entries(self.atom, axis.tensor, axis.axis, count, tensor, generator)
+        return self.structure.new_entries(self.atom, axis.tensor, axis.axis, count, tensor, generator, reach)
 
     def _axes(self, *roles: str) -> list[Axis]:
         return [axis for axis in self.structure.axes_of(self._term) if axis.role in roles]

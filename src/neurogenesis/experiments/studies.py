@@ -103,6 +103,16 @@ STUDIES: dict[str, Study] = {
         ({"schedule": ("linear", "batched"), "strategy": (*NORTH, *GRADIENT)}, {"strategy": ("medium",)}),
         {},
     ),
+    "mnist-paper": Study(
+        "MNIST, new weights as in the paper: without ages and margin",
+        "mnist",
+        (
+            {"strategy": (*NORTH, INTEGRATED)},
+            {"strategy": ("north-select",), "least": (True,)},
+            {"schedule": ("batched",), "strategy": (*NORTH, *GRADIENT)},
+        ),
+        {"ages": False, "margin": False},
+    ),
     "mnist-gamma": Study(
         "MNIST, how the metric and gamma matter",
         "mnist",

@@ -94,6 +94,7 @@ def beginning(settings: Settings, data: Data, device: torch.device) -> Training:
                 buffer=settings.buffer,
                 seed=derived(settings.seed, "growth"),
                 ages=settings.ages,
+                margin=settings.margin,
             )
         except ValueError as error:  # a strategy that is not for this network
             raise Mistake(f"--strategy {settings.strategy}: {error}") from error

@@ -95,7 +95,7 @@ class Pre(Select):
         v -= v @ basis.mH @ basis
         rows = v @ torch.linalg.pinv(H_prev)
         weight = layer.tensor(layer.producer)
-        fan_in = scaled_like(rows, metrics.doubled(layer.weight)).to(weight)
+        fan_in = layer.as_fan_in(rows).to(weight)
         rest = weight.movedim(layer.producer.axis, 0).shape[1:]
         return self.best(layer, fan_in.reshape(len(fan_in), 1, *rest), count)
 
@@ -131,7 +131,7 @@ class Opt(Select):
             (gradient,) = torch.autograd.grad(total, fan_in)
             with torch.no_grad():
                 step = scaled_like(gradient, layer.weight) * self.rate
-                fan_in = scaled_like(fan_in + step, layer.weight)
+                fan_in = layer.as_fan_in(fan_in + step)
         return self.best(layer, fan_in.detach(), count)
 
 
@@ -150,5 +150,5 @@ class Weight:
         fan_in = layer.random_fan_in(min(count, room), generator)
         rows = metrics.doubled(fan_in.flatten(1))
         rows = rows - rows @ basis.mH @ basis
-        fan_in = scaled_like(rows, metrics.doubled(layer.weight)).to(fan_in).reshape(fan_in.shape)
+        fan_in = layer.as_fan_in(rows).to(fan_in).reshape(fan_in.shape)
         return Neurons(len(fan_in), values_of(layer, layer.producer, fan_in), why_fewer=why if room < count else None)
