@@ -26,7 +26,7 @@ _NAMES = {
 _HEADINGS = {"hidden": "hidden layers", "features": "independent features", "batch": "batch size"}
 # What only growing networks look at.
 _GROWTH = (
-    "schedule", "metric", "gamma", "scale", "buffer", "every", "initial", "medium", "maximum",
+    "schedule", "metric", "gamma", "scale", "buffer", "every", "ages", "margin", "initial", "medium", "maximum",
 )  # fmt: skip
 _FIRST = ("schedule", "metric", "gamma", "batch", "learning_rate", "hidden", "features")
 _COMMON = ("preset", "strategy", "seed", "least")
