@@ -254,6 +254,7 @@ class Grower:
         asked = [layer for layer in due if not layer.full]
         self.buffer.ask(layer.name for layer in asked)
         needs_loss = getattr(self.strategy.initialization, "needs_loss", None)
+        decided: list[tuple[Layer, Decision]] = []
         growing: list[tuple[Layer, Decision, int]] = []
         for layer in asked:
             if needs_loss is not None and closure is None and needs_loss(layer):
@@ -277,16 +278,20 @@ class Grower:
                 count = 0
             if count > 0:
                 growing.append((layer, decision, count))
-            self._plan_next_look(layer, decision, count)
+            decided.append((layer, decision))
         self._tell_waiting(asked)
-        return self._grow(growing, closure) if growing else []
+        events = self._grow(growing, closure) if growing else []
+        grown = {event.width for event in events}
+        for layer, decision in decided:
+            self._plan_next_look(layer, decision, layer.name in grown)
+        return events
 
-    def _plan_next_look(self, layer: Layer, decision: Decision, count: int) -> None:
-        """Ask a layer again later the longer it has asked for nothing: what has not changed for long rarely does."""
+    def _plan_next_look(self, layer: Layer, decision: Decision, grown: bool) -> None:
+        """Ask a layer again later the longer it has not grown: what has not changed for long rarely does."""
         trigger = self.strategy.trigger
         waits = decision.metric is None and "activations" in getattr(trigger, "needs", ())  # for samples
         patient = getattr(trigger, "patient", False) and not waits
-        layer.quiet = layer.quiet + 1 if patient and count == 0 else 0
+        layer.quiet = layer.quiet + 1 if patient and not grown else 0
         layer.next_look = self.steps + min(max(layer.quiet, 1), _LONGEST)
 
     def _tell_waiting(self, asked: Sequence[Layer]) -> None:
@@ -298,10 +303,8 @@ class Grower:
         if all(waiting.values()):
             listed = "; ".join(f"{name}: {text}" for name, text in waiting.items())
             self._warn(f"nothing can be measured yet ({listed}): use larger batches or `fill`", key="waiting")
-        if self.buffer.untrained is not None and not any(
-            layer.waiting for layer in self._layers or () if not layer.full
-        ):
-            self.buffer.untrained = None  # every layer has been measured in it
+        if all(layer.full or layer.name in self._measured for layer in self._layers or ()):
+            self.buffer.untrained = None
         few = {}
         for layer in asked:
             seen = None if waiting[layer.name] else self.buffer.activations(layer.name)

@@ -69,7 +69,7 @@ class Layer:
         self.seed = 0  # of what is random in trials
         self.reaches: Reaches = {}  # how far one gradient can carry entries of parameters, if that is to count
         self.next_look = 1  # the gradient step at which its trigger is asked again
-        self.quiet = 0  # how often in a row its trigger has asked for nothing
+        self.quiet = 0  # how often in a row it was asked and did not grow
         self.looking = True  # whether that is the coming step, whose gradients are wanted
 
     def __repr__(self) -> str:
