@@ -18,8 +18,8 @@ test-long: .venv/test.installed  ## every test
 zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
 	$(BIN)/python -m benchmarks.zoo
 
-bench: .venv/test.installed  ## what finding widths, growing, watching, selecting and the loop of the experiments cost
-	for name in surgery overhead selection loop; do $(BIN)/python -W ignore -m benchmarks.$$name; done
+bench: .venv/test.installed  ## what finding widths, growing, watching, selecting and the loop of the experiments cost, and how new neurons fare
+	for name in surgery overhead selection loop newborn; do $(BIN)/python -W ignore -m benchmarks.$$name; done
 
 check: .venv/test.installed
 	$(BIN)/ruff check

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import neurogenesis as ng
-from benchmarks import overhead, selection
+from benchmarks import newborn, overhead, selection
+from neurogenesis.experiments.data import load
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -23,8 +26,52 @@ def test_a_growth_event_can_be_timed() -> None:
     assert selection.event(ng.strategies.strategy("north-random"), buffer=64, rounds=1) > 0
 
 
+def test_neurons_that_fire_on_no_sample_are_dead() -> None:
+    activations = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0]])
+    assert newborn.dead_share(activations) == 0.5
+
+
+@pytest.mark.parametrize("way", list(newborn.WAYS))
+def test_the_fate_of_new_neurons_is_known(way: str) -> None:
+    fate = newborn.fate(load("digits"), newborn.Task(batch=64, epochs=4), way, rate=1e-3, seed=1)
+    assert len(fate.dead) == 2
+    assert all(0 <= share < 0.5 for share in fate.dead)
+    assert fate.loss < 1
+    assert fate.accuracy > 0.8
+
+
+def test_only_new_neurons_are_judged() -> None:
+    data = load("digits")
+    model = newborn.xavier(newborn.mlp(64, 4, 4, 10))
+    with torch.no_grad():
+        model.hidden1.bias[:2] = -1e3
+        model.hidden1.bias[2:] = 1e3
+    assert newborn.outcome(model, data, first=0).dead[0] == 0.5
+    assert newborn.outcome(model, data, first=2).dead[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("rate", "dead", "loss", "expected"),
+    [
+        (1e-3, [0.0, 0.02], 0.5, "dead <= 2%: met, loss <= static: met"),
+        (1e-3, [0.0, 0.03], 1.5, "dead <= 2%: MISSED, loss <= static: MISSED"),
+        (3e-3, [0.1, 0.0], 1.5, "dead <= 10%: met"),
+        (1e-2, [1.0, 1.0], 1.5, ""),
+    ],
+)
+def test_every_layer_must_meet_the_bar(rate: float, dead: list[float], loss: float, expected: str) -> None:
+    static = newborn.Fate([0.0, 0.0], loss=1.0, accuracy=1.0)
+    assert newborn.verdict(rate, newborn.Fate(dead, loss, accuracy=1.0), static) == expected
+
+
+def test_data_that_is_not_there_is_left_out_with_a_message(tmp_path: Path) -> None:
+    assert newborn.found("mnist", tmp_path) == f"mnist is left out: it is not in {tmp_path}"
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["overhead --rounds 3", "selection", "loop --rounds 10"])
+@pytest.mark.parametrize(
+    "name", ["overhead --rounds 3", "selection", "loop --rounds 10", "newborn --seeds 1 --rates 3e-3 --data ."]
+)
 def test_benchmarks_print_their_figures(name: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name.split()[0]}", *name.split()[1:], "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -34,6 +81,9 @@ def test_benchmarks_print_their_figures(name: str) -> None:
         assert figures["times_faster"] > 100
     elif name.startswith("loop"):
         assert all(0.5 < case["steps"] < 2 for case in figures.values())
+    elif name.startswith("newborn"):
+        assert set(figures) == {"digits"}
+        assert set(figures["digits"]["0.003"]) == set(newborn.WAYS)
     else:
         assert set(figures["VGG-11 / 4, Xavier"]) == set(overhead.STRATEGIES)
         assert set(figures["ages"]) == set(overhead.AGES)
