@@ -18,7 +18,7 @@ test-long: .venv/test.installed  ## every test
 zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
 	$(BIN)/python -m benchmarks.zoo
 
-bench: .venv/test.installed  ## what finding widths, growing, watching, selecting and the loop of the experiments cost, and how new neurons fare
+bench: .venv/test.installed  ## what finding widths, growing, watching, selecting and the loop of the experiments cost, and what becomes of new neurons, and how new neurons fare
 	for name in surgery overhead selection loop newborn; do $(BIN)/python -W ignore -m benchmarks.$$name; done
 
 check: .venv/test.installed
