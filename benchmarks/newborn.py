@@ -5,8 +5,8 @@
 Dense networks of two hidden layers on MNIST and on digits, grown from 64-64 to 256-256 by the batched schedule with
 random fan-in: with the moments of new weights padded with zeros and nothing else (`zeros`, as in the paper), with ages,
 with ages and a margin of the fan-in's length (`margin`, the default of the library), and static at the final size.
-Printed are means over seeds: of each hidden layer the share of new neurons (static: of all) that fire on no test sample,
-the loss on all training samples at the end, and the accuracy on the test samples.
+Printed are means over seeds: of each hidden layer the share of new neurons (static: of all) that fire on no test
+sample, the loss on all training samples at the end, and the accuracy on the test samples.
 MNIST is read from where the experiments look for it, and left out where it is not there: nothing is fetched.
 """
 
