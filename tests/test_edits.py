@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogenesis.edits import Edit, edited, new_values
+from neurogenesis.edits import Edit, FanIn, edited, new_values
 from tests import oracles
 
 
@@ -50,14 +50,18 @@ def test_random_values_have_the_mean_norm_of_the_present_ones(dtype: torch.dtype
     torch.testing.assert_close(norms[1], norms[0].mean().expand(4), rtol=2e-2, atol=0)
 
 
-@pytest.mark.parametrize(("reach", "factor"), [(0.0, 1.0), (0.05, 1 + 0.05 * 18**0.5 / 3), (1.0, 2.0)])
-def test_a_fan_in_is_longer_by_what_one_gradient_can_move_it_and_at_most_twice_as_long(
-    reach: float, factor: float
-) -> None:
-    old = torch.randn(5, 6, 3)
-    old *= 3 / old.flatten(1).norm(dim=1)[:, None, None]
-    new = new_values(old, 0, 4, "random", torch.Generator().manual_seed(0), reach)
-    torch.testing.assert_close(new.flatten(1).norm(dim=1), torch.full((4,), 3 * factor))
+def test_random_values_are_balanced_against_what_inputs_have_in_common() -> None:
+    common = torch.rand(6, 3)
+    new = new_values(torch.randn(5, 6, 3), 0, 40, "random", torch.Generator().manual_seed(0), FanIn(2.0, common))
+    torch.testing.assert_close(new.flatten(1).norm(dim=1), torch.full((40,), 2.0))
+    cosine = new.flatten(1) @ common.flatten() / common.norm() / 2
+    assert cosine.abs().max() < 0.06
+    assert cosine.abs().max() > 0  # one input alone, of the strength of all, leaves something
+
+
+def test_random_values_have_the_length_that_is_given() -> None:
+    new = new_values(torch.randn(5, 6, 3), 0, 4, "random", torch.Generator().manual_seed(0), FanIn(7.0))
+    torch.testing.assert_close(new.flatten(1).norm(dim=1), torch.full((4,), 7.0))
 
 
 def test_a_layer_of_zeros_gets_random_values_all_the_same() -> None:

@@ -45,6 +45,34 @@ def test_reach_is_the_furthest_that_one_gradient_carries_an_entry(
     assert float(weight.detach()[0].abs()) == pytest.approx(expected, rel=0.06)
 
 
+@pytest.mark.parametrize(("rate", "factor"), [(1e-9, 1.0), (1e-3, 1 + 1e-3 * (30 / 0.001) ** 0.5), (1.0, 2.0)])
+def test_new_fan_ins_are_longer_by_that_reach_and_at_most_twice_as_long(rate: float, factor: float) -> None:
+    model = mlp(30, 6, 3)
+    with torch.no_grad():
+        model[0].weight /= model[0].weight.norm(dim=1, keepdim=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    ng.grow(model, "0", 2, optimizer=optimizer, example=torch.randn(2, 30))
+    torch.testing.assert_close(model[0].weight[6:].detach().norm(dim=1), torch.full((2,), factor))
+
+
+def test_neurons_that_come_one_after_the_other_are_not_each_longer_than_the_last() -> None:
+    for by_hand in (True, False):
+        model = mlp(30, 6, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+        grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), example=torch.randn(2, 30), max_width=20)
+        mean = model[0].weight.detach().norm(dim=1).mean()
+        optimizer.param_groups[0]["lr"] = 1e-12  # present neurons stay as they are
+        for _ in range(14):
+            step(model, optimizer, torch.randn(20, 30))
+            optimizer.param_groups[0]["lr"] = 1.0
+            if by_hand:
+                ng.grow(model, "0", 1, optimizer=optimizer)
+            else:
+                grower.step()
+            optimizer.param_groups[0]["lr"] = 1e-12
+        torch.testing.assert_close(model[0].weight[6:].detach().norm(dim=1), (2 * mean).expand(14), rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("name", ["random", "select", "pre", "weight", "opt"])
 @pytest.mark.parametrize("margin", [True, False])
 def test_a_grower_gives_new_neurons_a_fan_in_of_that_length(name: str, margin: bool) -> None:
@@ -56,6 +84,19 @@ def test_a_grower_gives_new_neurons_a_fan_in_of_that_length(name: str, margin: b
     grower.step()
     longer = 1e-3 * (30 / 0.001) ** 0.5 if margin else 0.0
     torch.testing.assert_close(model[0].weight[6:].norm(dim=1), (mean + longer).expand(2).detach())
+
+
+def test_new_fan_ins_are_balanced_against_the_strength_of_inputs_and_layers_grow_together() -> None:
+    model = mlp(30, 6, 6, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    grower = ng.Grower(model, optimizer, ng.Strategy(always(20)))
+    step(model, optimizer, torch.rand(20, 30) * torch.linspace(0.1, 3, 30))
+    strength = optimizer.state[model[0].weight]["exp_avg_sq"].sqrt().mean(0)
+    grower.step()
+    assert grower.widths == {"0": 26, "2": 26}
+    new = model[0].weight[6:].detach()
+    cosine = (new @ strength).abs() / new.norm(dim=1) / strength.norm()
+    assert cosine.max() < 0.03
 
 
 def test_growing_by_hand_too_and_only_what_the_optimizer_trains() -> None:

@@ -14,7 +14,7 @@ from .initializations import Initialization, Neurons
 from .layers import Layer
 from .modes import ordinary_tensors
 from .optimizer_state import Optimizers, as_list
-from .reach import reaches
+from .reach import fan_ins_of
 from .strategies import Strategy
 from .structure import unwrapped
 from .surgery import Plan, Values, find_growable, plan_neurons
@@ -38,15 +38,15 @@ def plan_growth(
     """Plan to add neurons at the end of a width; arguments as in `grow`."""
     model = unwrapped(model)
     found, count = find_growable(model, width, count, example)
-    far = reaches(model, as_list(optimizer)) if margin else {}
+    fan_ins = fan_ins_of(model, found, found.initial, as_list(optimizer)) if margin else {}
     if isinstance(initialization, Mapping):
-        return plan_neurons(model, found, count, initialization, generator=generator, reaches=far)
+        return plan_neurons(model, found, count, initialization, generator=generator, fan_ins=fan_ins)
     strategy = Strategy(Static(), initialization)
     source = torch.default_generator if generator is None else generator
     with ordinary_tensors():
         with torch.enable_grad():  # for what is found out of the layers
             layer = _layer(model, found, strategy, example, source)
-        layer.reaches = far
+        layer.fan_ins = fan_ins
         with torch.no_grad():
             neurons = strategy.initialization(layer, count, source)  # type: ignore[operator]
     if not isinstance(neurons, Neurons):
@@ -59,7 +59,7 @@ def plan_growth(
     if neurons.why_fewer is not None:
         warnings.warn(f"{found.name}: {neurons.count} new neurons, not {count}: {neurons.why_fewer}", stacklevel=3)
     return plan_neurons(
-        model, found, neurons.count, neurons.values, neurons.changes, generator=generator, reaches=layer.reaches
+        model, found, neurons.count, neurons.values, neurons.changes, generator=generator, fan_ins=fan_ins
     )
 
 
@@ -93,8 +93,8 @@ def grow(
         generator: source of the random weights; torch's global one by default.
         ages: whether the optimizer trains new weights as if training had just begun for them. Otherwise its count of
             steps is that of the old ones: with Adam, new weights then move up to 6.5 times too far.
-        margin: whether random fan-in is longer than the present neurons' mean, by as much as one gradient can move it
-            under the optimizer; see `neurogenesis.reach`.
+        margin: whether random fan-in is balanced, and longer than the present neurons' by as much as one gradient can
+            move it under the optimizer; see `neurogenesis.reach`. Otherwise it is as long, as in the paper.
 
     Returns:
         The plan that was applied.

@@ -14,6 +14,7 @@ from torch.optim import LBFGS, Optimizer
 
 from .ages import forget, resume
 from .buffers import Buffer, Untrained
+from .edits import FanIn
 from .growth import affordable, fitted, loss_with
 from .history import Event, History, Observation
 from .initializations import Neurons
@@ -21,7 +22,7 @@ from .layers import Layer, NotFinite
 from .modes import ordinary_tensors
 from .optimizer_state import Optimizers, as_list, check_optimizers
 from .overview import overview
-from .reach import reaches
+from .reach import fan_ins_of
 from .replay import Call
 from .strategies import Strategy
 from .strategies import strategy as as_strategy
@@ -57,7 +58,7 @@ class Grower:
         seed: of everything random in growth. Torch's global random state is never used.
         ema: an averaged copy of the model, grown along.
         ages: whether new weights are trained as if training had just begun for them; see `neurogenesis.ages`.
-        margin: whether the fan-in of new neurons is longer than that of present ones, by as much as one gradient
+        margin: whether random fan-in is balanced, and longer than that of present neurons by as much as one gradient
             can move it; see `neurogenesis.reach`. Otherwise it is as long, as in the paper.
 
     Example:
@@ -335,7 +336,7 @@ class Grower:
                 if count == 0:
                     continue
                 layer.seed = int(torch.randint(2**31, (1,), generator=self.generator))
-                layer.reaches = reaches(self.model, self.optimizers) if self.margin else {}
+                layer.fan_ins = self._fan_ins(layer)
                 layer.loss_with = None if closure is None else loss_with(self.model, layer, closure, self.generator)
                 try:
                     neurons = self.strategy.initialization(layer, count, self.generator)  # type: ignore[operator]
@@ -349,6 +350,9 @@ class Grower:
             return self._apply(news, time.perf_counter() - started)
         finally:
             self._taps.muted = False
+
+    def _fan_ins(self, layer: Layer) -> Mapping[str, FanIn]:
+        return fan_ins_of(self.model, layer.width, layer.initial, self.optimizers) if self.margin else {}
 
     def _apply(self, news: Sequence[tuple[Layer, Decision, Neurons]], before: float) -> list[Event]:
         """Grow all widths, or none if one fails."""
@@ -366,7 +370,7 @@ class Grower:
                     values,
                     changes,
                     generator=self.generator,
-                    reaches=layer.reaches,
+                    fan_ins=self._fan_ins(layer),  # other widths have grown meanwhile
                 )
                 surgery.apply(plan)
                 done.append(plan)

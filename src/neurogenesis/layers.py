@@ -15,8 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from . import metrics
 from .bridge import Bridge
 from .buffers import Activations, Buffer, Untrained
-from .edits import norm_of_new
-from .reach import Reaches
+from .edits import FanIn
 from .replay import Call, Watch, replay
 from .routes import Route, pick
 from .structure import Axis
@@ -67,7 +66,7 @@ class Layer:
         self.gradient_norms: dict[str, Tensor] = {}  # of fan-in and fan-out, per neuron
         self.loss_with: Callable[[Mapping[tuple[str, int], Tensor]], float] | None = None
         self.seed = 0  # of what is random in trials
-        self.reaches: Reaches = {}  # how far one gradient can carry entries of parameters, if that is to count
+        self.fan_ins: Mapping[str, FanIn] = {}  # what random ones are like, by parameter
         self.next_look = 1  # the gradient step at which its trigger is asked again
         self.quiet = 0  # how often in a row it was asked and did not grow
         self.looking = True  # whether that is the coming step, whose gradients are wanted
@@ -353,16 +352,18 @@ class Layer:
         """What new neurons get along an axis by default, count x per neuron x the rest."""
         generator = torch.Generator().manual_seed(self.seed) if generator is None else generator
         old = self.tensor(axis)
-        reach = self.reaches.get(axis.tensor, 0.0) if axis.role == "producer" else 0.0
-        rows = self.width.new_entries(axis, count, old, generator, reach).movedim(axis.axis, 0)
+        fan_in = self.fan_ins.get(axis.tensor) if axis.role == "producer" else None
+        rows = self.width.new_entries(axis, count, old, generator, fan_in).movedim(axis.axis, 0)
         order = new_positions(self.width, axis, count).flatten().argsort().argsort()
         new: Tensor = rows[order.to(rows.device)].unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
         return new
 
     def as_fan_in(self, new: Tensor) -> Tensor:
         """Vectors (first axis) scaled to the length of new fan-ins."""
-        norm = norm_of_new(self.weight, self.reaches.get(self.producer.tensor, 0.0))
-        return scaled_to(new, norm)
+        fan_in = self.fan_ins.get(self.producer.tensor)
+        if fan_in is None:
+            return scaled_like(new, self.weight)
+        return scaled_to(new, fan_in.length * self.producer.per_neuron**0.5)
 
     def change(self, axis: Axis, neurons: Tensor, added: Tensor) -> Tensor:
         """A change of a parameter that adds something, neurons x per neuron x the rest, to some neurons."""
@@ -390,10 +391,10 @@ def _check_finite(tensors: Sequence[Tensor], what: str) -> None:
 
 def scaled_like(new: Tensor, present: Tensor) -> Tensor:
     """New vectors (first axis) scaled to the mean norm of present ones; where these are all 0, as they are."""
-    return scaled_to(new, norm_of_new(present))
+    return scaled_to(new, float(present.flatten(1).norm(dim=1).mean()))
 
 
-def scaled_to(new: Tensor, norm: Tensor) -> Tensor:
+def scaled_to(new: Tensor, norm: float) -> Tensor:
     """Vectors (first axis) scaled to a norm; as they are if that is 0."""
     if not norm > 0:
         return new

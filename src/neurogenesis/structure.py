@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm
 
 from .axes import Atom, Product, Term, fix, leaves, owners, resolve, size, unify
-from .edits import Edit, new_values
+from .edits import Edit, FanIn, new_values
 from .rules import Axes
 from .tracing import Attribute, RoleSeen, Tracer
 
@@ -152,7 +152,7 @@ class Structure:
         change: int | Sequence[int],
         tensors: Mapping[str, Tensor],
         generator: Any,
-        reaches: Mapping[str, float] | None = None,
+        fan_ins: Mapping[str, FanIn] | None = None,
     ) -> list[Edit]:
         """The edits that add `change` neurons at a width's end, or remove those of the given indices."""
         result = []
@@ -161,8 +161,8 @@ class Structure:
             values = None
             if isinstance(change, int):
                 positions = new_positions(term, atom, change).flatten().sort().values
-                reach = (reaches or {}).get(name, 0.0) if role == "producer" else 0.0
-                values = self.new_entries(atom, name, axis, change, tensors[name], generator, reach)
+                fan_in = (fan_ins or {}).get(name) if role == "producer" else None
+                values = self.new_entries(atom, name, axis, change, tensors[name], generator, fan_in)
             else:
                 positions = torch.isin(owners(term, atom), torch.tensor(change)).nonzero().flatten()
             result.append(Edit(name, axis, size(term), positions, values, role))
@@ -177,7 +177,7 @@ class Structure:
         count: int,
         tensor: Tensor,
         generator: torch.Generator | None,
-        reach: float = 0.0,
+        fan_in: FanIn | None = None,
     ) -> Tensor:
         """What `count` new neurons of a width get on one of its axes by default, in the order of their positions."""
         fill, positions = self.role(name, axis)[1], new_positions(self.axes[name][axis], atom, count)
@@ -190,7 +190,7 @@ class Structure:
                 return shared.expand(count, *shared.shape[1:]).flatten(0, 1)[order].movedim(0, axis)
             if name in self.masks:  # lets the weights of new neurons through
                 fill = "one" if _zeros_and_ones(rows) else "mean"
-        return new_values(tensor, axis, positions.numel(), fill, generator, reach)
+        return new_values(tensor, axis, positions.numel(), fill, generator, fan_in)
 
     def why_not_now(self, atom: Atom) -> str | None:
         """Why a width that could grow cannot as the model's parameters and buffers are now."""

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .ages import attend, release
-from .edits import Change, Edit, grouped
+from .edits import Change, Edit, FanIn, grouped
 from .following import Following, belongs
 from .memory import sharing, untied
 from .modes import ordinary_tensors
 from .operations import Operation, Resizing, Setting
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
-from .reach import Reaches
 from .structure import named_tensors, unwrapped
 from .tracing import Example
 from .width import Width, remembered, widths
@@ -180,7 +179,7 @@ def plan_neurons(
     changes: Mapping[str, Tensor] | None = None,
     *,
     generator: torch.Generator | None = None,
-    reaches: Reaches | None = None,
+    fan_ins: Mapping[str, FanIn] | None = None,
 ) -> Plan:
     """Plan to add neurons at the end of a width that is known.
 
@@ -191,13 +190,13 @@ def plan_neurons(
         values: their values where these are not to be the usual ones.
         changes: what to add to present parameters of the width, by name.
         generator: source of the random weights; torch's global one by default.
-        reaches: how far one gradient can carry parameters, for the length of new fan-ins; see `neurogenesis.reach`.
+        fan_ins: what random fan-ins are like, by parameter; by default as long as the present ones on average.
     """
     model = unwrapped(model)
     found, count = find_growable(model, width, count)
     tensors, given = named_tensors(model), dict(values or {})
     with ordinary_tensors():
-        edits = found.structure.edits(found.atom, count, tensors, generator, reaches)
+        edits = found.structure.edits(found.atom, count, tensors, generator, fan_ins)
         edits = [_with_values(edit, given) for edit in edits]
     known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
     if unknown := [key for key in given if key not in known_keys]:

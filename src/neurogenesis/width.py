@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .axes import Atom, Product, Sum, Term, fix, leaves, resolve, size
+from .edits import FanIn
 from .following import register
 from .memory import sharing, untied
 from .modes import ordinary_tensors
@@ -49,6 +50,7 @@ class Width:
         self.name = name
         self._named = term
         self.structure = structure
+        self.initial = self.size
         self._positions: dict[Axis, tuple[tuple[int, ...], Tensor, bool]] = {}
 
     @property
@@ -119,10 +121,10 @@ class Width:
         return known
 
     def new_entries(
-        self, axis: Axis, count: int, tensor: Tensor, generator: torch.Generator | None, reach: float = 0.0
+        self, axis: Axis, count: int, tensor: Tensor, generator: torch.Generator | None, fan_in: FanIn | None = None
     ) -> Tensor:
         """What `count` new neurons get on one of the width's axes by default, in the order of their positions."""
-        return self.structure.new_entries(self.atom, axis.tensor, axis.axis, count, tensor, generator, reach)
+        return self.structure.new_entries(self.atom, axis.tensor, axis.axis, count, tensor, generator, fan_in)
 
     def _axes(self, *roles: str) -> list[Axis]:
         return [axis for axis in self.structure.axes_of(self._term) if axis.role in roles]
