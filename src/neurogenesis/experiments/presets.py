@@ -62,8 +62,8 @@ class Settings:
     """Train new weights as if training had just begun for them; without, Adam moves them up to 6.5 times too far, as in
     the paper."""
     margin: bool = True
-    """Make the fan-in of new neurons longer than that of present ones, by as much as one gradient can move it; without,
-    it is as long, as in the paper."""
+    """Balance random fan-in, and make it longer than that of the first neurons, by as much as one gradient can move it;
+    without, it is as long as that of present ones, as in the paper."""
     buffer: int = 128
     """Latest samples that activations are measured on, by strategies that look at them."""
     holdout: float = 0.0
