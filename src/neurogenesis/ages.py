@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .births import KEY, boxes, grown_up
+from .births import KEY, grown_up
 from .corrections import LIKE_ADAM, Group, Rule, lifetime, looks_like_adam, rule_of, steps
+from .young import Layout, Shared
 
 
 def resume(optimizer: Optimizer) -> None:
@@ -102,130 +103,13 @@ def _hook(optimizer: Optimizer) -> _Ages | None:
     return None
 
 
-class _Layout:
-    """Where the young entries of a parameter are, and a copy of them from before the step."""
-
-    def __init__(self, parameter: Tensor, axes: Sequence[Sequence[list[int]]], births: Callable[..., Tensor]):
-        _check(parameter, axes)
-        self.axes = axes
-        self.work = torch.promote_types(_real(parameter).dtype, torch.float32)
-        self.contiguous = parameter.is_contiguous()
-        self.shape, scaled = _collapsed(_real(parameter), axes)
-        self.boxes = list(boxes(self.shape, scaled))
-        self.births = [
-            [
-                (births(stretch.births), tuple(-1 if axis == own else 1 for axis in range(len(self.shape))))
-                for own, stretch in enumerate(box.stretches)
-                if stretch.births is not None
-            ]
-            for box in self.boxes
-        ]
-        self.before: list[Tensor] = []
-        self.copied = False
-        self.scratch: dict[tuple[int, int], Tensor] = {}  # by box and slot; shared with other parameters
-        self._views: dict[tuple[int, int], Tensor] = {}
-
-    def fits(self, parameter: Tensor, axes: Sequence[Sequence[list[int]]]) -> bool:
-        """Whether it is still of these births, and of a parameter that lies in memory as then."""
-        return self.axes is axes and self.contiguous == parameter.is_contiguous()
-
-    def like(self, tensor: Tensor) -> Tensor:
-        """A tensor of the parameter's shape, with axes that have no births taken together; a view if possible."""
-        return _real(tensor.detach()).reshape(self.shape)
-
-    def of(self, number: int, tensor: Tensor) -> Tensor:
-        """The entries of a box; views are kept, as making them takes more time than small boxes do."""
-        box = self.boxes[number]
-        if box.gathered:
-            return box.of(self.like(tensor))
-        key = (number, tensor.data_ptr())  # a view holds the memory, so that no other tensor can lie there
-        view = self._views.get(key)
-        if view is None:
-            if len(self._views) > 8 * len(self.boxes):  # of tensors that are gone
-                self.release()
-            whole = self.like(tensor)
-            view = box.of(whole)
-            if whole.data_ptr() == key[1]:
-                self._views[key] = view
-        return view
-
-    def release(self) -> None:
-        """Hold no memory of the parameter and its state."""
-        self._views.clear()
-
-    def copy(self, parameter: Tensor) -> None:
-        parts = [self.of(number, parameter) for number in range(len(self.boxes))]
-        if not self.before or self.before[0].device != parameter.device:
-            self.before = [torch.empty(part.shape, dtype=self.work, device=part.device) for part in parts]
-        for kept, part in zip(self.before, parts, strict=True):
-            kept.copy_(part)
-        self.copied = True
-
-
-class _Young:
-    """Young entries of a parameter after a step, one box at a time; see `corrections.Young`."""
-
-    number: int
-    single: bool
-    births: list[tuple[Tensor, tuple[int, ...]]]
-    before: Tensor
-    out: Tensor
-    slots: int
-
-    def __init__(self, ages: _Ages, group: Group, state: dict[str, Any], parameter: Tensor, step: int):
-        self.ages, self.group, self.state, self.parameter, self.step = ages, group, state, parameter, step
-        self.layout = ages.layouts[parameter]
-
-    def correct(self, rule: Rule) -> None:
-        assert rule.correct is not None
-        same = _real(self.parameter).dtype == self.layout.work
-        for number, box in enumerate(self.layout.boxes):
-            self.number, self.births, self.before = number, self.layout.births[number], self.layout.before[number]
-            self.single = len(self.births) == 1
-            self.slots = 0
-            direct = same and not box.gathered
-            self.out = self.layout.of(number, self.parameter) if direct else self.scratch()
-            rule.correct(self)
-            if not direct:
-                box.put(self.layout.like(self.parameter), self.out)
-
-    def of(self, tensor: Tensor) -> Tensor:
-        part = self.layout.of(self.number, tensor)
-        return part if part.dtype is torch.bool else part.to(self.layout.work)
-
-    def scratch(self) -> Tensor:
-        self.slots += 1
-        key = (self.number, self.slots)
-        found = self.layout.scratch.get(key)
-        if found is None:
-            found = self.layout.scratch[key] = self.ages.scratch(self.slots, self.before)
-        return found
-
-    def rising(self, name: str, function: Callable[[Tensor], Tensor], *about: float) -> Tensor:
-        values = []
-        for births, shape in self.births:
-            key = (name, about, id(births), shape, self.step, self.layout.work)
-            value = self.ages.known.get(key)
-            if value is None:
-                value = self.ages.function(name, function, about, births, self.step, self.layout.work)
-                value = self.ages.known[key] = value.to(self.before.device).view(shape)
-            values.append(value)
-        result = values[0]
-        for value in values[1:]:  # a rising function of the younger age is the smaller one of both
-            result = torch.minimum(result, value, out=self.scratch() if len(values) == len(self.before.shape) else None)
-        return result
-
-
 class _Ages:
     """The hooks on one optimizer."""
 
     def __init__(self, optimizer: Optimizer, rule: Rule):
         self.rule = rule
-        self.layouts: dict[Tensor, _Layout] = {}
-        self.known: dict[Any, Tensor] = {}  # functions of ages, in the present step
-        self._tables: dict[Any, Tensor | None] = {}  # of functions of all ages, by name and what they depend on
-        self._births: dict[tuple[int, ...], Tensor] = {}
-        self._memory: dict[Any, Tensor] = {}
+        self.layouts: dict[Tensor, Layout] = {}
+        self.shared = Shared()
         self.handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -267,8 +151,8 @@ class _Ages:
         if self.rule.correct is not None:
             layout = self.layouts.get(parameter)
             if layout is None or not layout.fits(parameter, state[KEY]["axes"]):
-                layout = self.layouts[parameter] = _Layout(parameter, state[KEY]["axes"], self._vector)
-            layout.copy(parameter)
+                layout = self.layouts[parameter] = Layout(parameter, state[KEY]["axes"], self.shared)
+            layout.copy()
 
     def _prepare(self, parameter: Tensor, group: Group, state: dict[str, Any]) -> None:
         assert self.rule.prepare is not None
@@ -278,7 +162,6 @@ class _Ages:
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
         self._each(optimizer, self._correct)
-        self.known.clear()
         if not any(KEY in optimizer.state.get(parameter, ()) for parameter in _parameters(optimizer)):
             self._take_off(optimizer)
 
@@ -290,9 +173,8 @@ class _Ages:
             return
         record["seen"] = step
         # Without a copy it was born during this step, in a closure.
-        if layout is not None and layout.copied and layout.fits(parameter, record["axes"]):
-            _Young(self, group, state, parameter, step).correct(self.rule)
-            layout.copied = False
+        if self.rule.correct and layout is not None and layout.copied and layout.fits(parameter, record["axes"]):
+            layout.correct(self.rule.correct, group, state, step)
         self._grow_up(group, state, step)
 
     def _grow_up(self, group: Group, state: dict[str, Any], step: int) -> None:
@@ -312,47 +194,6 @@ class _Ages:
     def _take_off(self, optimizer: Optimizer) -> None:
         """Remove the hooks from within one of them."""
         _remove_in_turn(optimizer, self.handles, optimizer._optimizer_step_post_hooks)
-
-    def _vector(self, births: tuple[int, ...]) -> Tensor:
-        """Births as a tensor; the same one for the same births, so that functions of them are shared."""
-        if len(self._births) > 256:
-            self._births.clear()
-        return self._births.setdefault(births, torch.tensor(births))
-
-    def function(
-        self,
-        name: str,
-        function: Callable[[Tensor], Tensor],
-        about: tuple[float, ...],
-        births: Tensor,
-        step: int,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        """A function of the ages at a step; looked up in a table, unless it changes from step to step."""
-        ages = self.known.get((id(births), step))
-        if ages is None:
-            ages = self.known[(id(births), step)] = step - births
-        key = (name, about, dtype)
-        if key not in self._tables:
-            if len(self._tables) > 64:
-                self._tables.clear()
-            self._tables[key] = None
-            return function(ages.double()).to(dtype)
-        table = self._tables[key]
-        if table is None or step >= len(table):
-            # No age is above the step; one table lasts until it doubles, or for a lifetime.
-            oldest = int(ages.max())
-            if table is None or oldest >= len(table):
-                table = function(torch.arange(2 * oldest + 64, dtype=torch.float64)).to(dtype)
-                self._tables[key] = table
-        return table.index_select(0, ages)
-
-    def scratch(self, slot: int, like: Tensor) -> Tensor:
-        key = (slot, like.dtype, like.device)
-        memory = self._memory.get(key)
-        if memory is None or memory.numel() < like.numel():
-            memory = self._memory[key] = torch.empty(like.numel(), dtype=like.dtype, device=like.device)
-        return memory[: like.numel()].view(like.shape)
 
 
 def _remove_in_turn(optimizer: Optimizer, handles: Sequence[Any], running: Any) -> None:
@@ -375,38 +216,3 @@ def _remove_in_turn(optimizer: Optimizer, handles: Sequence[Any], running: Any) 
             _remove_in_turn(optimizer, left, other)
 
         left.append(register(again))
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _collapsed(tensor: Tensor, axes: Sequence[Sequence[list[int]]]) -> tuple[list[int], list[list[list[int]]]]:
-    """A shape and births in which all axes behind the last one with births are one with it, or with each other.
-
-    So that functions of ages broadcast along long stretches of memory, as those of kernels are not.
-    """
-    shape, runs = list(tensor.shape), [list(each) for each in axes]
-    runs += [[] for _ in range(tensor.ndim - len(runs))]
-    last = max(axis for axis, each in enumerate(runs) if each)
-    if not tensor.is_contiguous():
-        return shape, runs
-    inner = torch.Size(shape[last + 1 :]).numel()
-    if last == 0:
-        return [shape[0], inner], [runs[0], []]
-    scaled = [[start * inner, stop * inner, step] for start, stop, step in runs[last]]
-    return [*shape[:last], shape[last] * inner], [*runs[:last], scaled]
-
-
-def _check(parameter: Tensor, axes: Sequence[Sequence[list[int]]]) -> None:
-    fits = len(axes) == parameter.ndim and all(
-        0 <= start < stop <= length
-        for runs, length in zip(axes, parameter.shape, strict=False)
-        for start, stop, _ in runs
-    )
-    if not fits:
-        raise ValueError(
-            f"the optimizer's state has births that do not fit a parameter of shape {tuple(parameter.shape)}: it is "
-            "of another model, or of one at another size. Load the state that belongs to the model, or call "
-            "neurogenesis.ages.forget(optimizer)"
-        )

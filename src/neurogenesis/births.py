@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from .edits import Edit
 
 KEY = "births"
 Run = list[int]
-_MOST_STRETCHES = 8  # of an axis; with more, entries are gathered instead of sliced
 
 
 @dataclass(frozen=True)
@@ -88,79 +83,30 @@ def _joined(runs: Sequence[Run]) -> list[Run]:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Positions of an axis that are all old (no births) or all young."""
+    """Consecutive positions of an axis: all old (no births), or those from the first young one to the last."""
 
-    positions: slice | list[int]
-    births: tuple[int, ...] | None
+    start: int
+    stop: int
+    births: tuple[int, ...] | None  # 0: as old as the tensor
 
 
-@dataclass(frozen=True)
-class Box:
-    """A rectangular part of a tensor in which each axis is all young or all old, and not all are old."""
-
-    stretches: tuple[Stretch, ...]
-
-    @cached_property
-    def gathered(self) -> bool:
-        return any(isinstance(each.positions, list) for each in self.stretches)
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """That part of a tensor; a view of it unless positions must be gathered."""
-        if self.gathered:
-            return tensor[self._index(tensor)]
-        for axis, stretch in enumerate(self.stretches):
-            assert isinstance(stretch.positions, slice)
-            start, stop = stretch.positions.start, stretch.positions.stop
-            if stop - start != tensor.shape[axis]:
-                tensor = tensor.narrow(axis, start, stop - start)
-        return tensor
-
-    def put(self, tensor: Tensor, values: Tensor) -> None:
-        """Write that part of a tensor."""
-        if self.gathered:
-            tensor[self._index(tensor)] = values.to(tensor.dtype)
-        else:
-            self.of(tensor).copy_(values)
-
-    def _index(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        numbers = (
-            torch.arange(tensor.shape[axis])[each.positions] if isinstance(each.positions, slice)
-            else torch.tensor(each.positions)
-            for axis, each in enumerate(self.stretches)
-        )  # fmt: skip
-        sizes = [[-1 if axis == own else 1 for axis in range(tensor.ndim)] for own in range(tensor.ndim)]
-        return tuple(each.view(size).to(tensor.device) for each, size in zip(numbers, sizes, strict=True))
+Box = tuple[Stretch, ...]  # a rectangular part of a tensor, by axis
 
 
 def boxes(shape: Sequence[int], axes: Sequence[Sequence[Run]]) -> Iterator[Box]:
-    """The parts of a tensor that have young entries: disjoint, and nothing else."""
+    """Disjoint parts of a tensor that hold all of its young entries, and no others if new positions lie together."""
     split = [_stretches(runs, length) for runs, length in zip(axes, shape, strict=True)]
     for chosen in product(*split):
         if any(stretch.births is not None for stretch in chosen):
-            yield Box(chosen)
+            yield chosen
 
 
 def _stretches(runs: Sequence[Run], length: int) -> list[Stretch]:
     if not runs:
-        return [Stretch(slice(0, length), None)]
-    result: list[Stretch] = []
-    end = 0
-    for start, stop, step in sorted(runs):
-        births = (step,) * (stop - start)
-        last = result[-1] if result else None
-        if last is not None and start == end and last.births is not None:
-            assert isinstance(last.positions, slice)
-            result[-1] = Stretch(slice(last.positions.start, stop), last.births + births)
-        else:
-            if start > end:
-                result.append(Stretch(slice(end, start), None))
-            result.append(Stretch(slice(start, stop), births))
-        end = stop
-    if end < length:
-        result.append(Stretch(slice(end, length), None))
-    if len(result) <= _MOST_STRETCHES:
-        return result
-    everything = list(range(length))
-    young = [position for each in result if each.births is not None for position in everything[each.positions]]  # type: ignore[index]
-    births = tuple(step for each in result if each.births is not None for step in each.births)
-    return [Stretch(sorted(set(everything) - set(young)), None), Stretch(young, births)]
+        return [Stretch(0, length, None)]
+    first, last = min(run[0] for run in runs), max(run[1] for run in runs)
+    births = [0] * (last - first)
+    for start, stop, step in runs:
+        births[start - first : stop - first] = [step] * (stop - start)
+    result = [Stretch(0, first, None), Stretch(first, last, tuple(births)), Stretch(last, length, None)]
+    return [each for each in result if each.start < each.stop]

@@ -22,24 +22,29 @@ NEGLIGIBLE = 1e-3  # an entry whose correction is less than this part of its upd
 
 
 class Young(Protocol):
-    """Young entries of one parameter after a step of the optimizer, all tensors of the same shape."""
+    """Young entries of one parameter after a step of the optimizer, all tensors of the same shape.
+
+    Old ones may lie among them: what is written of these is not used.
+    """
 
     group: Group
     state: dict[str, Any]
     before: Tensor  # the step; may be overwritten
-    out: Tensor  # takes the values they should have; holds nothing yet
+    out: Tensor  # takes the values they should have; may be the entries themselves, which hold those of the step
     parameter: Tensor  # whole, after the step
     step: int  # of the tensor
-    single: bool  # whether positions of one axis alone are young
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Of a tensor like the parameter, the young entries."""
+        """Of the parameter, or of a tensor of its state, the young entries."""
+
+    def gradient(self) -> Tensor:
+        """That of the young entries."""
 
     def scratch(self) -> Tensor:
         """Memory to write into."""
 
-    def rising(self, name: str, function: Callable[[Tensor], Tensor], *about: float) -> Tensor:
-        """A function of the entries' ages that rises with them (any, if `single`), and of `about`; broadcasts."""
+    def at(self, name: str, function: Callable[[Tensor], Tensor], *about: float) -> Tensor:
+        """A function of the entries' ages and of `about`; broadcasts, and is not to be written to."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def _unbiased(ages: Tensor, beta: float) -> Tensor:
 
 def _debiased(young: Young, beta: float, power: float = 1.0) -> Tensor:
     """(1 - beta^a)^power of the young entries."""
-    return young.rising("debiased", lambda ages: _unbiased(ages, beta).pow_(power), beta, power)
+    return young.at("debiased", lambda ages: _unbiased(ages, beta).pow_(power), beta, power)
 
 
 def _betas(group: Group) -> tuple[float, float]:
@@ -88,21 +93,20 @@ def _decay(young: Young) -> None:
 
 def _adam(young: Young) -> None:
     group, state = young.group, young.state
-    first, second = _betas(group)
+    (first, second), eps = _betas(group), group["eps"]
     square = young.of(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
-    denominator = torch.sqrt(square, out=young.scratch())
-    if young.single:  # (root / sqrt(1 - b2^a) + eps) (1 - b1^a), in one pass through memory less
 
-        def slope(ages: Tensor) -> Tensor:
-            return _unbiased(ages, first) / _unbiased(ages, second).sqrt_()
+    def slope(ages: Tensor) -> Tensor:
+        return _unbiased(ages, first) / _unbiased(ages, second).sqrt_()
 
-        def offset(ages: Tensor) -> Tensor:
-            return _unbiased(ages, first).mul_(group["eps"])
+    def offset(ages: Tensor) -> Tensor:
+        return _unbiased(ages, first).mul_(eps)
 
-        denominator.mul_(young.rising("slope", slope, first, second))
-        denominator.add_(young.rising("offset", offset, first, group["eps"]))
-    else:
-        denominator.div_(_debiased(young, second, 0.5)).add_(group["eps"]).mul_(_debiased(young, first))
+    # (sqrt(v / (1 - b2^a)) + eps) (1 - b1^a), in one pass through memory after the root
+    root = torch.sqrt(square, out=young.scratch())
+    denominator = torch.addcmul(
+        young.at("offset", offset, first, eps), root, young.at("slope", slope, first, second), out=root
+    )
     _decay(young)
     torch.addcdiv(young.before, young.of(state["exp_avg"]), denominator, value=-float(group["lr"]), out=young.out)
 
@@ -120,12 +124,11 @@ def _nadam(young: Young) -> None:
         return products[ages.long() - 1]  # no entry has age 0, for which there is none
 
     about = first, decay
-    mu = young.rising("mu", momentum, *about)
-    following = young.rising("next mu", lambda ages: momentum(ages + 1), *about)
-    left = young.rising("1 - product", lambda ages: 1 - product(ages), *about)
-    left_next = young.rising("1 - next product", lambda ages: 1 - product(ages) * momentum(ages + 1), *about)
-    assert young.parameter.grad is not None
-    gradient = young.of(young.parameter.grad) * (-1.0 if group["maximize"] else 1.0)
+    mu = young.at("mu", momentum, *about)
+    following = young.at("next mu", lambda ages: momentum(ages + 1), *about)
+    left = young.at("1 - product", lambda ages: 1 - product(ages), *about)
+    left_next = young.at("1 - next product", lambda ages: 1 - product(ages) * momentum(ages + 1), *about)
+    gradient = young.gradient() * (-1.0 if group["maximize"] else 1.0)
     if group["weight_decay"] != 0 and not group["decoupled_weight_decay"]:
         gradient = gradient + group["weight_decay"] * young.before
     denominator = torch.sqrt(young.of(state["exp_avg_sq"]), out=young.scratch())
@@ -139,7 +142,7 @@ def _radam(young: Young) -> None:
     group, state = young.group, young.state
     first, second = _betas(group)
     limit = 2 / (1 - second) - 1
-    rho = young.rising("rho", lambda ages: limit - 2 * ages * second**ages / (1 - second**ages), second)
+    rho = young.at("rho", lambda ages: limit - 2 * ages * second**ages / (1 - second**ages), second)
     rectified = ((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)).sqrt_()
     root = torch.sqrt(young.of(state["exp_avg_sq"]), out=young.scratch()).add_(group["eps"])
     adaptive = rectified * _debiased(young, second, 0.5) / root
@@ -155,28 +158,20 @@ def _adamax(young: Young) -> None:
     torch.addcdiv(young.before, average, denominator, value=-rate, out=young.out)
 
 
-def _sparse_adam(young: Young) -> None:
-    """Rows that the gradient does not name are left alone, as the optimizer leaves them."""
-    group, state, gradient = young.group, young.state, young.parameter.grad
-    assert gradient is not None
-    first, second = _betas(group)
-    sparse = gradient.sparse_dim()
-    named = torch.zeros(gradient.shape[:sparse], dtype=torch.bool, device=gradient.device)
-    named[tuple(gradient.coalesce().indices())] = True
-    named = named.view(*named.shape, *[1] * (gradient.ndim - sparse)).expand(gradient.shape)
-    update = young.of(state["exp_avg"]) / (young.of(state["exp_avg_sq"]).sqrt() + group["eps"])
-    update.mul_(_debiased(young, second, 0.5) / _debiased(young, first))
-    update.masked_fill_(~young.of(named), 0.0)
-    torch.add(young.before, update, alpha=-float(group["lr"]), out=young.out)
+def _scaled(young: Young) -> None:
+    """The update that was made, times f(a) / f(t) with f(a) = sqrt(1 - b2^a) / (1 - b1^a).
 
-
-def _like_adam(young: Young) -> None:
-    """The update that was made, times f(a) / f(t) with f(a) = sqrt(1 - b2^a) / (1 - b1^a): exact but for eps."""
+    Exact where eps is added to the root of the uncorrected moment, as SparseAdam does, else but for eps. Entries that
+    the step left alone, such as rows without a gradient, stay as they are.
+    """
     first, second = _betas(young.group)
-    usual = (1 - second**young.step) ** 0.5 / (1 - first**young.step)
-    factor = _debiased(young, second, 0.5) / _debiased(young, first) / usual
-    update = torch.sub(young.of(young.parameter.detach()), young.before, out=young.scratch()).mul_(factor)
-    torch.add(young.before, update, out=young.out)
+
+    def length(ages: Tensor) -> Tensor:
+        return _unbiased(ages, second).sqrt_() / _unbiased(ages, first)
+
+    usual = float(length(torch.tensor(young.step, dtype=torch.float64)))
+    factor = young.at("length", length, first, second) / usual
+    torch.lerp(young.before, young.of(young.parameter), factor, out=young.out)
 
 
 def _adafactor(parameter: Tensor, group: Group, state: dict[str, Any], axes: Sequence[Sequence[list[int]]]) -> None:
@@ -270,7 +265,7 @@ RULES: dict[type[Optimizer], Rule] = {
     ),
     optim.RAdam: Rule("bias corrections and rectification by the entry's own age", _radam, remaining=_of_radam),
     optim.Adamax: Rule("bias correction of the first moment by the entry's own age", _adamax, remaining=_of_first_beta),
-    optim.SparseAdam: Rule("as Adam, in the rows that have a gradient", _sparse_adam, remaining=_of_betas),
+    optim.SparseAdam: Rule("as Adam, in the rows that have a gradient", _scaled, remaining=_of_betas),
     optim.Adafactor: Rule(
         "averages of squared gradients weighted by the own age of a row, column or entry",
         prepare=_adafactor,
@@ -287,7 +282,7 @@ RULES: dict[type[Optimizer], Rule] = {
     ),
     optim.LBFGS: Rule("cannot be resized"),
 }
-LIKE_ADAM = Rule("the update times f(a)/f(t), exact but for eps", _like_adam, remaining=_of_betas)
+LIKE_ADAM = Rule("the update times f(a)/f(t), exact but for eps", _scaled, remaining=_of_betas)
 
 
 def rule_of(optimizer: Optimizer) -> Rule | None:
