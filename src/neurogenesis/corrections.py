@@ -84,6 +84,11 @@ def _betas(group: Group) -> tuple[float, float]:
     return float(first), float(second)
 
 
+def _root(young: Young, square: Tensor) -> Tensor:
+    """The square root, of values that are not so small that it takes many times as long; zeros are common."""
+    return torch.clamp_min(square, 16 * torch.finfo(square.dtype).tiny, out=young.scratch()).sqrt_()
+
+
 def _decay(young: Young) -> None:
     """Decoupled weight decay, which the step has made as well."""
     group = young.group
@@ -102,11 +107,9 @@ def _adam(young: Young) -> None:
     def offset(ages: Tensor) -> Tensor:
         return _unbiased(ages, first).mul_(eps)
 
-    # (sqrt(v / (1 - b2^a)) + eps) (1 - b1^a), in one pass through memory after the root
-    root = torch.sqrt(square, out=young.scratch())
-    denominator = torch.addcmul(
-        young.at("offset", offset, first, eps), root, young.at("slope", slope, first, second), out=root
-    )
+    # (sqrt(v / (1 - b2^a)) + eps) (1 - b1^a), one pass through memory shorter
+    denominator = _root(young, square).mul_(young.at("slope", slope, first, second))
+    denominator.add_(young.at("offset", offset, first, eps))
     _decay(young)
     torch.addcdiv(young.before, young.of(state["exp_avg"]), denominator, value=-float(group["lr"]), out=young.out)
 
@@ -131,7 +134,7 @@ def _nadam(young: Young) -> None:
     gradient = young.gradient() * (-1.0 if group["maximize"] else 1.0)
     if group["weight_decay"] != 0 and not group["decoupled_weight_decay"]:
         gradient = gradient + group["weight_decay"] * young.before
-    denominator = torch.sqrt(young.of(state["exp_avg_sq"]), out=young.scratch())
+    denominator = _root(young, young.of(state["exp_avg_sq"]))
     denominator.div_(_debiased(young, second, 0.5)).add_(group["eps"])
     _decay(young)
     update = gradient * ((1 - mu) / left) + young.of(state["exp_avg"]) * (following / left_next)
@@ -144,7 +147,7 @@ def _radam(young: Young) -> None:
     limit = 2 / (1 - second) - 1
     rho = young.at("rho", lambda ages: limit - 2 * ages * second**ages / (1 - second**ages), second)
     rectified = ((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)).sqrt_()
-    root = torch.sqrt(young.of(state["exp_avg_sq"]), out=young.scratch()).add_(group["eps"])
+    root = _root(young, young.of(state["exp_avg_sq"])).add_(group["eps"])
     adaptive = rectified * _debiased(young, second, 0.5) / root
     update = young.of(state["exp_avg"]) / _debiased(young, first) * torch.where(rho > 5, adaptive, 1.0)
     _decay(young)

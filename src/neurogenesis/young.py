@@ -42,7 +42,10 @@ class _Axis:
     """The births of an axis by position, and functions of their ages at the present step."""
 
     def __init__(self, births: tuple[int, ...]):
-        self.births, self.positions = torch.tensor(births, dtype=torch.float64).unique(return_inverse=True)
+        each = sorted(set(births))
+        number = {birth: number for number, birth in enumerate(each)}
+        self.births = torch.tensor(each, dtype=torch.float64)
+        self.positions = torch.tensor([number[birth] for birth in births])
         self._step = 0
         self._known: dict[Any, Tensor] = {}
 
