@@ -16,6 +16,7 @@ from .births import Box, boxes
 from .corrections import Group, Young
 
 Function = Callable[[Tensor], Tensor]
+_AT_ONCE = 32  # steps for which a function of ages is computed: small operations take more time to call than to do
 
 
 class Shared:
@@ -39,27 +40,32 @@ class Shared:
 
 
 class _Axis:
-    """The births of an axis by position, and functions of their ages at the present step."""
+    """The births of an axis by position, and functions of their ages at steps around the present one."""
 
     def __init__(self, births: tuple[int, ...]):
         each = sorted(set(births))
         number = {birth: number for number, birth in enumerate(each)}
         self.births = torch.tensor(each, dtype=torch.float64)
         self.positions = torch.tensor([number[birth] for birth in births])
-        self._step = 0
+        self._first = -1
         self._known: dict[Any, Tensor] = {}
 
     def at(self, step: int, name: str, function: Function, about: tuple[float, ...], like: Tensor) -> Tensor:
-        """A function of the ages by position; computed once in a step, and once for each birth."""
-        if step != self._step:
+        """A function of the ages by position; computed for some steps at once, and once for each birth.
+
+        Which steps these are does not depend on the step it is first asked at, so that resumed runs get the same.
+        """
+        first = step - step % _AT_ONCE
+        if first != self._first:
             self._known.clear()
-            self._step = step
+            self._first = first
         key = (name, about, like.dtype, like.device)
-        value = self._known.get(key)
-        if value is None:
-            value = function(step - self.births).to(like.dtype).index_select(0, self.positions).to(like.device)
-            self._known[key] = value
-        return value
+        values = self._known.get(key)
+        if values is None:
+            steps = torch.arange(first, first + _AT_ONCE, dtype=torch.float64)
+            ages = (steps[:, None] - self.births).clamp_(min=1)
+            values = self._known[key] = function(ages).to(like.dtype).index_select(1, self.positions).to(like.device)
+        return values[step - first]
 
 
 class Layout:
