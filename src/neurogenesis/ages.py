@@ -10,7 +10,7 @@ left alone. When the correction has become negligible, births and hooks go.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .births import KEY, grown_up
-from .corrections import LIKE_ADAM, Group, Rule, lifetime, looks_like_adam, rule_of, steps
+from .corrections import LIKE_ADAM, Group, Rule, betas_of, kept, lifetime, looks_like_adam, rule_of, steps
+from .scaling import Scaling, Young
 from .young import Layout, Shared
 
 
@@ -56,8 +57,7 @@ def release(optimizer: Optimizer) -> None:
     """Hold no memory of parameters and state that are about to be replaced."""
     hook = _hook(optimizer)
     if hook is not None:
-        for layout in hook.layouts.values():
-            layout.release()
+        hook.release()
 
 
 def treated(optimizer: Optimizer, group: Group, state: dict[str, Any]) -> bool:
@@ -72,7 +72,9 @@ def treated(optimizer: Optimizer, group: Group, state: dict[str, Any]) -> bool:
 
 def attend(optimizer: Optimizer) -> None:
     """Correct the steps of young entries from now on, until all are grown up."""
-    if _hook(optimizer) is not None:
+    hook = _hook(optimizer)
+    if hook is not None:
+        hook.found = None
         return
     rule = rule_of(optimizer)
     if rule is None and any(
@@ -109,6 +111,8 @@ class _Ages:
     def __init__(self, optimizer: Optimizer, rule: Rule):
         self.rule = rule
         self.layouts: dict[Tensor, Layout] = {}
+        self.scalings: dict[int, Scaling] = {}  # by group
+        self.found: list[list[Young]] | None = None  # by group; None: to be looked for
         self.shared = Shared()
         self.handles = [
             optimizer.register_step_pre_hook(self._before),
@@ -120,76 +124,110 @@ class _Ages:
         for handle in self.handles:
             handle.remove()
 
+    def release(self) -> None:
+        self.found = None
+        for layout in self.layouts.values():
+            layout.release()
+        for scaling in self.scalings.values():
+            scaling.release()
+
+    def _young(self, optimizer: Optimizer) -> list[list[Young]]:
+        """By group, the parameters that have young entries: the same until growth, loading or growing up."""
+        if self.found is None or len(self.found) != len(optimizer.param_groups):
+            states = optimizer.state
+            self.found = [
+                [(parameter, states[parameter]) for parameter in group["params"] if KEY in states.get(parameter, ())]
+                for group in optimizer.param_groups
+            ]
+        return self.found
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    @torch.no_grad()
     def _before(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
-        self._each(optimizer, self._copy)
+        for number, young in enumerate(self._young(optimizer)):
+            self._copy(number, young)
         if self.rule.prepare is None:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # the first is the optimizer
         if closure is None:
-            self._each(optimizer, self._prepare)
+            self._prepare(optimizer)
             return None
 
         def prepared() -> Any:  # the gradients of this step come from the closure
             loss = closure()
-            with torch.no_grad():
-                self._each(optimizer, self._prepare)
+            self._prepare(optimizer)
             return loss
 
         return args[:1], {**kwargs, "closure": prepared}
 
-    def _each(self, optimizer: Optimizer, action: Callable[[Tensor, Group, dict[str, Any]], None]) -> None:
-        """For each parameter that has young entries."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                state = optimizer.state.get(parameter, {})
-                if KEY in state:
-                    action(parameter, group, state)
+    def _copy(self, number: int, young: list[Young]) -> None:
+        if not young:
+            self.scalings.pop(number, None)
+        elif self.rule.scaled:
+            scaling = self.scalings.get(number)
+            if scaling is None or not scaling.fits(young):
+                scaling = self.scalings[number] = Scaling(young)
+            scaling.copy()
+        elif self.rule.correct is not None:
+            with torch.no_grad():
+                for parameter, state in young:
+                    layout = self.layouts.get(parameter)
+                    if layout is None or not layout.fits(parameter, state[KEY]["axes"]):
+                        layout = self.layouts[parameter] = Layout(parameter, state[KEY]["axes"], self.shared)
+                    layout.copy()
 
-    def _copy(self, parameter: Tensor, group: Group, state: dict[str, Any]) -> None:
-        if self.rule.correct is not None:
-            layout = self.layouts.get(parameter)
-            if layout is None or not layout.fits(parameter, state[KEY]["axes"]):
-                layout = self.layouts[parameter] = Layout(parameter, state[KEY]["axes"], self.shared)
-            layout.copy()
-
-    def _prepare(self, parameter: Tensor, group: Group, state: dict[str, Any]) -> None:
+    @torch.no_grad()
+    def _prepare(self, optimizer: Optimizer) -> None:
         assert self.rule.prepare is not None
-        self.rule.prepare(parameter, group, state, state[KEY]["axes"])
+        for group, young in zip(optimizer.param_groups, self._young(optimizer), strict=True):
+            for parameter, state in young:
+                self.rule.prepare(parameter, group, state, state[KEY]["axes"])
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    @torch.no_grad()
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
-        self._each(optimizer, self._correct)
-        if not any(KEY in optimizer.state.get(parameter, ()) for parameter in _parameters(optimizer)):
+        for number, (group, present) in enumerate(zip(optimizer.param_groups, self._young(optimizer), strict=True)):
+            moved: dict[int, list[Young]] = {}
+            for each in present:
+                record, step = each[1][KEY], steps(group, each[1])
+                assert step is not None
+                # The count of a parameter without a gradient, or of a step that a scaler has skipped, does not move.
+                if step != record["seen"]:
+                    record["seen"] = step
+                    moved.setdefault(step, []).append(each)
+            for step, young in moved.items():
+                self._correct(number, group, step, young)
+                self._grow_up(group, step, young)
+        if not any(self._young(optimizer)):
             self._take_off(optimizer)
 
-    def _correct(self, parameter: Tensor, group: Group, state: dict[str, Any]) -> None:
-        record, step, layout = state[KEY], steps(group, state), self.layouts.get(parameter)
-        assert step is not None
-        # The count of a parameter without a gradient, or of a step that a scaler has skipped, does not move.
-        if step == record["seen"]:
-            return
-        record["seen"] = step
-        # Without a copy it was born during this step, in a closure.
-        if self.rule.correct and layout is not None and layout.copied and layout.fits(parameter, record["axes"]):
-            layout.correct(self.rule.correct, group, state, step)
-        self._grow_up(group, state, step)
+    def _correct(self, number: int, group: Group, step: int, young: list[Young]) -> None:
+        """Those that have no copy were born during this step, in a closure."""
+        scaling = self.scalings.get(number)
+        if scaling is not None:
+            scaling.correct(young, step, betas_of(group), kept(group))
+        elif self.rule.correct is not None:
+            with torch.no_grad():
+                for parameter, state in young:
+                    layout = self.layouts.get(parameter)
+                    if layout is not None and layout.copied and layout.fits(parameter, state[KEY]["axes"]):
+                        layout.correct(self.rule.correct, group, state, step)
 
-    def _grow_up(self, group: Group, state: dict[str, Any], step: int) -> None:
+    def _grow_up(self, group: Group, step: int, young: list[Young]) -> None:
         """Drop births long past; not at every step, as that takes time, and at steps that do not depend on when."""
         last = lifetime(self.rule, group)
         if step % max(1, last // 64) == 0:
-            axes = state[KEY]["axes"]
-            left = [grown_up(runs, step - last + 1) for runs in axes]
-            if not any(left):
-                del state[KEY]
-            elif left != axes:
-                state[KEY] = {"seen": step, "axes": left}
+            for _, state in young:
+                axes = state[KEY]["axes"]
+                left = [grown_up(runs, step - last + 1) for runs in axes]
+                if not any(left):
+                    del state[KEY]
+                    self.found = None
+                elif left != axes:
+                    state[KEY] = {"seen": step, "axes": left}
 
     def _loaded(self, optimizer: Optimizer) -> None:
+        self.found = None
         self.layouts.clear()
+        self.scalings.clear()
 
     def _take_off(self, optimizer: Optimizer) -> None:
         """Remove the hooks from within one of them."""

@@ -47,23 +47,29 @@ class Young(Protocol):
         """A function of the entries' ages and of `about`; broadcasts, and is not to be written to."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
     """What an optimizer's young entries need.
 
     `correct` gives them the values they should have after a step; `prepare` makes state such that the step that comes
     is right, from the parameter, its group and state and the births by axis. `remaining` is the part of an update that
     the correction still makes up at an age.
+
+    `scaled` multiplies the update by f(a) / f(t), where f is `length` and t the tensor's step. That is exact but for
+    eps, which counts as `sqrt((1 - b2^t) / (1 - b2^a))` times itself: at most 32 times with b2 = 0.999, in the first
+    step, which makes a difference to gradients that are that small only. Entries that the step left alone, such as
+    rows without a gradient, stay as they are.
     """
 
     why: str
+    scaled: bool = False
     correct: Callable[[Young], None] | None = None
     prepare: Callable[[Tensor, Group, dict[str, Any], Sequence[Sequence[list[int]]]], None] | None = None
     remaining: Callable[[Group, int], float] = lambda group, age: 0.0
 
     @property
     def needed(self) -> bool:
-        return self.correct is not None or self.prepare is not None
+        return self.scaled or self.correct is not None or self.prepare is not None
 
 
 # --- the corrections ---------------------------------------------------------------------------------------
@@ -74,12 +80,18 @@ def _unbiased(ages: Tensor, beta: float) -> Tensor:
     return torch.expm1(ages * log(beta)).neg_() if beta > 0 else torch.ones_like(ages)
 
 
+def length(ages: Tensor, betas: tuple[float, float]) -> Tensor:
+    """f(a) = sqrt(1 - b2^a) / (1 - b1^a), which Adam's updates at age a are proportional to, but for eps."""
+    first, second = betas
+    return _unbiased(ages, second).sqrt_() / _unbiased(ages, first)
+
+
 def _debiased(young: Young, beta: float, power: float = 1.0) -> Tensor:
     """(1 - beta^a)^power of the young entries."""
     return young.at("debiased", lambda ages: _unbiased(ages, beta).pow_(power), beta, power)
 
 
-def _betas(group: Group) -> tuple[float, float]:
+def betas_of(group: Group) -> tuple[float, float]:
     first, second = group["betas"]
     return float(first), float(second)
 
@@ -89,34 +101,22 @@ def _root(young: Young, square: Tensor) -> Tensor:
     return torch.clamp_min(square, 16 * torch.finfo(square.dtype).tiny, out=young.scratch()).sqrt_()
 
 
+def kept(group: Group) -> float:
+    """What decoupled weight decay leaves of a weight in a step."""
+    if group.get("weight_decay", 0) != 0 and group.get("decoupled_weight_decay", False):
+        return 1 - float(group["lr"]) * float(group["weight_decay"])
+    return 1.0
+
+
 def _decay(young: Young) -> None:
     """Decoupled weight decay, which the step has made as well."""
-    group = young.group
-    if group["weight_decay"] != 0 and group["decoupled_weight_decay"]:
-        young.before.mul_(1 - float(group["lr"]) * group["weight_decay"])
-
-
-def _adam(young: Young) -> None:
-    group, state = young.group, young.state
-    (first, second), eps = _betas(group), group["eps"]
-    square = young.of(state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"])
-
-    def slope(ages: Tensor) -> Tensor:
-        return _unbiased(ages, first) / _unbiased(ages, second).sqrt_()
-
-    def offset(ages: Tensor) -> Tensor:
-        return _unbiased(ages, first).mul_(eps)
-
-    # (sqrt(v / (1 - b2^a)) + eps) (1 - b1^a), one pass through memory shorter
-    denominator = _root(young, square).mul_(young.at("slope", slope, first, second))
-    denominator.add_(young.at("offset", offset, first, eps))
-    _decay(young)
-    torch.addcdiv(young.before, young.of(state["exp_avg"]), denominator, value=-float(group["lr"]), out=young.out)
+    if kept(young.group) != 1:
+        young.before.mul_(kept(young.group))
 
 
 def _nadam(young: Young) -> None:
     group, state = young.group, young.state
-    first, second = _betas(group)
+    first, second = betas_of(group)
     decay = group["momentum_decay"]
 
     def momentum(ages: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def _nadam(young: Young) -> None:
 
 def _radam(young: Young) -> None:
     group, state = young.group, young.state
-    first, second = _betas(group)
+    first, second = betas_of(group)
     limit = 2 / (1 - second) - 1
     rho = young.at("rho", lambda ages: limit - 2 * ages * second**ages / (1 - second**ages), second)
     rectified = ((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)).sqrt_()
@@ -155,26 +155,10 @@ def _radam(young: Young) -> None:
 
 
 def _adamax(young: Young) -> None:
-    first, _ = _betas(young.group)
+    first, _ = betas_of(young.group)
     denominator = torch.mul(young.of(young.state["exp_inf"]), _debiased(young, first), out=young.scratch())
     average, rate = young.of(young.state["exp_avg"]), float(young.group["lr"])
     torch.addcdiv(young.before, average, denominator, value=-rate, out=young.out)
-
-
-def _scaled(young: Young) -> None:
-    """The update that was made, times f(a) / f(t) with f(a) = sqrt(1 - b2^a) / (1 - b1^a).
-
-    Exact where eps is added to the root of the uncorrected moment, as SparseAdam does, else but for eps. Entries that
-    the step left alone, such as rows without a gradient, stay as they are.
-    """
-    first, second = _betas(young.group)
-
-    def length(ages: Tensor) -> Tensor:
-        return _unbiased(ages, second).sqrt_() / _unbiased(ages, first)
-
-    usual = float(length(torch.tensor(young.step, dtype=torch.float64)))
-    factor = young.at("length", length, first, second) / usual
-    torch.lerp(young.before, young.of(young.parameter), factor, out=young.out)
 
 
 def _adafactor(parameter: Tensor, group: Group, state: dict[str, Any], axes: Sequence[Sequence[list[int]]]) -> None:
@@ -208,12 +192,12 @@ def _adafactor(parameter: Tensor, group: Group, state: dict[str, Any], axes: Seq
 
 
 def _of_betas(group: Group, age: int) -> float:
-    first, second = _betas(group)
+    first, second = betas_of(group)
     return max(first**age, second**age / 2)
 
 
 def _of_first_beta(group: Group, age: int) -> float:
-    return _betas(group)[0] ** age
+    return betas_of(group)[0] ** age
 
 
 def _of_nadam(group: Group, age: int) -> float:
@@ -222,7 +206,7 @@ def _of_nadam(group: Group, age: int) -> float:
 
 
 def _of_radam(group: Group, age: int) -> float:
-    second = _betas(group)[1]
+    second = betas_of(group)[1]
     limit = 2 / (1 - second) - 1
     return max(_of_betas(group, age), age * second**age / (1 - second**age) / limit)
 
@@ -255,7 +239,7 @@ def _lifetime(
 
 # --- which -------------------------------------------------------------------------------------------------
 
-_ADAM = Rule("bias corrections of both moments by the entry's own age, eps included", _adam, remaining=_of_betas)
+_ADAM = Rule("bias corrections of both moments by the entry's own age, exact but for eps", True, remaining=_of_betas)
 _NOTHING = "no correction: its averages start from zero at an entry's birth as they do at the start of training"
 
 RULES: dict[type[Optimizer], Rule] = {
@@ -263,12 +247,14 @@ RULES: dict[type[Optimizer], Rule] = {
     optim.AdamW: _ADAM,
     optim.NAdam: Rule(
         "bias correction and momentum schedule, with its product, by the entry's own age",
-        _nadam,
+        correct=_nadam,
         remaining=_of_nadam,
     ),
-    optim.RAdam: Rule("bias corrections and rectification by the entry's own age", _radam, remaining=_of_radam),
-    optim.Adamax: Rule("bias correction of the first moment by the entry's own age", _adamax, remaining=_of_first_beta),
-    optim.SparseAdam: Rule("as Adam, in the rows that have a gradient", _scaled, remaining=_of_betas),
+    optim.RAdam: Rule("bias corrections and rectification by the entry's own age", correct=_radam, remaining=_of_radam),
+    optim.Adamax: Rule(
+        "bias correction of the first moment by the entry's own age", correct=_adamax, remaining=_of_first_beta
+    ),
+    optim.SparseAdam: Rule("as Adam, in the rows that have a gradient, eps included", True, remaining=_of_betas),
     optim.Adafactor: Rule(
         "averages of squared gradients weighted by the own age of a row, column or entry",
         prepare=_adafactor,
@@ -285,7 +271,7 @@ RULES: dict[type[Optimizer], Rule] = {
     ),
     optim.LBFGS: Rule("cannot be resized"),
 }
-LIKE_ADAM = Rule("the update times f(a)/f(t), exact but for eps", _scaled, remaining=_of_betas)
+LIKE_ADAM = Rule("the update times f(a)/f(t), exact but for eps", True, remaining=_of_betas)
 
 
 def rule_of(optimizer: Optimizer) -> Rule | None:

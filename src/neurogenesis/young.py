@@ -68,22 +68,35 @@ class _Axis:
         return values[step - first]
 
 
-class Layout:
-    """Where the young entries of a parameter are, and a copy of them from before the step."""
+class Places:
+    """Where the young entries of a parameter are."""
 
-    def __init__(self, parameter: Tensor, axes: Sequence[Sequence[list[int]]], shared: Shared):
+    def __init__(self, parameter: Tensor, axes: Sequence[Sequence[list[int]]]):
         _check(parameter, axes)
-        self.parameter, self.axes, self.shared = parameter, axes, shared
+        self.axes = axes
         self.contiguous = parameter.is_contiguous()
         self.shape, scaled = _collapsed(_real(parameter), axes)
         self.boxes = list(boxes(self.shape, scaled))
-        self.copied = False
-        self._parts: list[_Part] = []
-        self._views: dict[int, list[Tensor]] = {}
 
     def fits(self, parameter: Tensor, axes: Sequence[Sequence[list[int]]]) -> bool:
         """Whether it is still of these births, and of a parameter that lies in memory as then."""
         return self.axes is axes and self.contiguous == parameter.is_contiguous()
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        """The parts of a tensor of the parameter's shape, with axes that have no births taken together."""
+        whole = _real(tensor.detach()).reshape(self.shape)
+        return [_part(whole, box) for box in self.boxes]
+
+
+class Layout(Places):
+    """Where the young entries of a parameter are, and a copy of them from before the step."""
+
+    def __init__(self, parameter: Tensor, axes: Sequence[Sequence[list[int]]], shared: Shared):
+        super().__init__(parameter, axes)
+        self.parameter, self.shared = parameter, shared
+        self.copied = False
+        self._parts: list[_Part] = []
+        self._views: dict[int, list[Tensor]] = {}
 
     def copy(self) -> None:
         """Keep the young entries as they are before the step."""
@@ -111,11 +124,6 @@ class Layout:
             if views[0].untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
                 self._views[key] = views
         return views
-
-    def split(self, tensor: Tensor) -> list[Tensor]:
-        """The parts of a tensor of the parameter's shape, with axes that have no births taken together."""
-        whole = _real(tensor.detach()).reshape(self.shape)
-        return [_part(whole, box) for box in self.boxes]
 
     def release(self) -> None:
         """Hold no memory of the parameter and its state."""
