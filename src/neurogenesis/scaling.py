@@ -39,7 +39,7 @@ class Scaling:
         if len(young) != len(self._members):
             return False
         for member, (parameter, state) in zip(self._members, young, strict=True):
-            if member.parameter is not parameter or not member.found(state[KEY]["axes"]):
+            if member.parameter is not parameter or not member.found(state):
                 return False
         return True
 
@@ -54,8 +54,8 @@ class Scaling:
         """
         chosen = []
         for parameter, state in young:
-            number, axes = self._numbers.get(id(parameter)), state[KEY]["axes"]
-            if number is not None and (self._members[number].found(axes) or self._find(number, axes)):
+            number = self._numbers.get(id(parameter))
+            if number is not None and (self._members[number].found(state) or self._find(number, state)):
                 chosen.append(number)
         if chosen:
             self._selection(tuple(chosen)).correct(step, betas, kept)
@@ -66,8 +66,8 @@ class Scaling:
             member.release()
         self._present, self._selections = [], {}
 
-    def _find(self, number: int, axes: Axes) -> bool:
-        found = self._members[number].find(axes)
+    def _find(self, number: int, state: dict[str, Any]) -> bool:
+        found = self._members[number].find(state)
         self._present = [part.present for member in self._members for part in member.parts]
         self._selections.clear()
         return found
@@ -86,18 +86,18 @@ class _Member:
     """One parameter."""
 
     def __init__(self, parameter: Tensor, axes: Axes):
-        self.parameter, self.places = parameter, Places(parameter, axes)
+        self.parameter, self.axes, self.places = parameter, axes, Places(parameter, axes)
         self.memory: int | None = parameter.data_ptr()  # the parts hold it, so that nothing else can lie there
         entries = self.places.split(parameter)
         self.parts = [_Part(*each) for each in zip(entries, self.places.boxes, strict=True)]
 
-    def found(self, axes: Axes) -> bool:
+    def found(self, state: dict[str, Any]) -> bool:
         """Whether the parts are those of the parameter as it is now."""
-        return self.memory == self.parameter.data_ptr() and self.places.fits(self.parameter, axes)
+        return state[KEY]["axes"] is self.axes and self.parameter.data_ptr() == self.memory
 
-    def find(self, axes: Axes) -> bool:
+    def find(self, state: dict[str, Any]) -> bool:
         """Take the parts from the memory that the parameter has now, if it is else what it was."""
-        if not self.places.fits(self.parameter, axes):
+        if not self.places.fits(self.parameter, state[KEY]["axes"]):
             return False
         for part, entries in zip(self.parts, self.places.split(self.parameter), strict=True):
             part.present = entries
@@ -181,7 +181,7 @@ class _Factors:
         self._positions = {kind: torch.tensor(each, device=kind[1]) for kind, each in by_kind.items()}
         self._memory = {kind: torch.empty(len(each), dtype=kind[0], device=kind[1]) for kind, each in by_kind.items()}
         self._known: tuple[int, Betas] | None = None
-        self._tables: list[tuple[tuple[Tensor, ...], Tensor, Tensor]] = []
+        self._tables: list[tuple[Tensor, tuple[Tensor, ...]]] = []
 
     def of(self, births: tuple[int, ...], like: Tensor) -> Tensor:
         """The factors of an axis."""
@@ -195,11 +195,12 @@ class _Factors:
             steps = torch.arange(first, first + _AT_ONCE, dtype=torch.float64)[:, None].clamp_(min=1)
             back = 1 - length((steps - self._births).clamp_(min=1), betas) / length(steps, betas)
             self._tables = [
-                (back.to(memory).unbind(), self._positions[kind], memory) for kind, memory in self._memory.items()
+                (memory, back.to(memory).index_select(1, self._positions[kind]).unbind())
+                for kind, memory in self._memory.items()
             ]
             self._known = first, betas
-        for table, positions, memory in self._tables:
-            torch.index_select(table[step - first], 0, positions, out=memory)
+        for memory, values in self._tables:
+            memory.copy_(values[step - first])
 
 
 def _correct(part: _Part, factors: list[Tensor], into: list[Tensor]) -> None:
