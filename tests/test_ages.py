@@ -551,9 +551,9 @@ def test_growth_in_a_closure_of_the_step_is_corrected_from_the_next_step_on() ->
 class Theirs(optim.Optimizer):
     """Somebody's Adam, with the count of steps wherever they like."""
 
-    def __init__(self, params: Any, in_group: bool = False, **settings: Any):
+    def __init__(self, params: Any, in_group: bool = False, elsewhere: bool = False, **settings: Any):
         super().__init__(params, {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 0.0, **settings})
-        self.in_group = in_group
+        self.in_group, self.elsewhere = in_group, elsewhere
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -576,12 +576,15 @@ class Theirs(optim.Optimizer):
                 m, v, n = state["exp_avg"], state["exp_avg_sq"], group["step"]
                 m.lerp_(p.grad, 1 - b1)
                 v.lerp_(p.grad.square(), 1 - b2)
+                if self.elsewhere:
+                    p.data = p.data.clone()
                 p.sub_(group["lr"] * m / (1 - b1**n) / ((v / (1 - b2**n)).sqrt() + group["eps"]))
 
 
-@pytest.mark.parametrize("in_group", [False, True])
-def test_an_optimizer_that_looks_like_adam_is_treated_as_such_and_named(in_group: bool) -> None:
-    both = pair(lambda p: Theirs(p, in_group))
+@pytest.mark.parametrize(("in_group", "elsewhere"), [(False, False), (True, False), (False, True)])
+def test_an_optimizer_that_looks_like_adam_is_treated_as_such_and_named(in_group: bool, elsewhere: bool) -> None:
+    """Also where each of its steps leaves the parameters in other memory."""
+    both = pair(lambda p: Theirs(p, in_group, elsewhere))
     for own in both.own.values():
         own.group = {**own.group, "amsgrad": False}
     for _ in range(10):
@@ -624,7 +627,7 @@ def test_subclasses_are_known_unless_they_make_steps_of_their_own() -> None:
                 both.grow("0", 2)
             both.step()
     both.check()
-    both = pair(lambda p: Overridden(p, 1e-2, eps=1e-15))
+    both = pair(lambda p: Overridden(p, 1e-2, eps=1e-15, weight_decay=0.1, decoupled_weight_decay=True))
     for _ in range(10):
         both.step()
     with pytest.warns(UserWarning, match="Overridden looks like Adam"):

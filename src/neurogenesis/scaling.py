@@ -96,7 +96,7 @@ class _Member:
         return state[KEY]["axes"] is self.axes and self.parameter.data_ptr() == self.memory
 
     def find(self, state: dict[str, Any]) -> bool:
-        """Take the parts from the memory that the parameter has now, if it is else what it was."""
+        """Take the parts from the memory that the parameter has now, if it is otherwise as it was."""
         if not self.places.fits(self.parameter, state[KEY]["axes"]):
             return False
         for part, entries in zip(self.parts, self.places.split(self.parameter), strict=True):
