@@ -100,7 +100,6 @@ def test_static_networks_have_the_size_of_their_name(name: str, size: str) -> No
         ({"strategy": "north-weight", "buffer": 100}, "--buffer has no effect on north-weight"),
         ({"strategy": "medium", "every": 2}, "--every has no effect on medium: leave"),
         ({"schedule": "linear", "every": 2}, r"--every has no effect on north-select \(linear\): leave"),
-        ({"buffer": 100_000}, "--buffer 100000: never full"),
         ({"strategy": "big", "schedule": "linear"}, "does not grow"),
         ({"batch": 0}, "--batch: expected a positive number"),
         ({"learning_rate": -1.0}, "--learning-rate: expected a positive number"),

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Adadelta, Adafactor, Adagrad, Adamax, Optimizer, RMSprop, Rprop
 
 from .edits import FanIn
+from .structure import positions_of
 from .width import Width
 
 
@@ -44,7 +45,9 @@ def fan_ins_of(model: nn.Module, width: Width, initial: int, optimizers: Sequenc
         parameter = parameters.get(axis.tensor)
         if parameter is None or parameter.ndim < 2 or not far.get(axis.tensor, 0.0) > 0:
             continue
-        first = width.positions(axis)[:initial].flatten().to(parameter.device)
+        # Not `width.positions`, which keeps them: growth leaves no more memory behind than the neurons take.
+        term = width.structure.axes[axis.tensor][axis.axis]
+        first = positions_of(term, width.atom)[:initial].flatten().to(parameter.device)
         rows = parameter.detach().movedim(axis.axis, 0)[first]
         mean = float(rows.flatten(1).norm(dim=1).mean())
         strength = input_strength(parameter, optimizers)
