@@ -4,8 +4,8 @@
 
 VGG-11 at a quarter of its width at batch 128, and a dense network 784-256-256-10 at batch 512 with a buffer of 1,568
 samples, each with Xavier weights and with those that PyTorch's layers start with; plain and watched steps alternate in
-one run, on the same data. Widths that ask for nothing are looked at less often, at every eighth step in the end: the
-ratio is that of the medians of eight steps together. Beside it stands in which part of the looks the trigger would have
+one run, on the same data. Widths that ask for nothing are looked at less often, at every tenth step in the end: the
+ratio is that of the medians of ten steps together. Beside it stands in which part of the looks the trigger would have
 grown some width. Then steps while half of all neurons are young, so that the optimizer must correct their updates,
 against plain ones of a network that had that size from the start. Then the peak memory of training steps of VGG-11, of
 all tensors that are alive.
@@ -91,8 +91,8 @@ def trained(network: str, strategy: ng.Strategy | None, weights: str = "Xavier")
     return step
 
 
-TOGETHER = 8  # steps that are timed together: one of them has a look at a width that has long asked for nothing
-WARM = 40  # steps after which looks are that rare
+TOGETHER = 10  # steps that are timed together: one of them has a look at a width that has long asked for nothing
+WARM = 55  # steps after which looks are that rare
 
 
 def overhead(network: str, weights: str, rounds: int) -> dict[str, tuple[float, float]]:
@@ -168,7 +168,7 @@ def memory(strategy: str | None) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--rounds", type=int, default=48, help="steps of VGG-11; ten times as many of the dense one")
+    parser.add_argument("--rounds", type=int, default=50, help="steps of VGG-11; ten times as many of the dense one")
     arguments = parser.parse_args()
     steps = {"VGG-11 / 4": arguments.rounds, "784-256-256-10": 10 * arguments.rounds}
     results: dict[str, Any] = {

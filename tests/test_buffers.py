@@ -53,7 +53,12 @@ def test_rank_is_that_of_the_latest_samples(
     latest = torch.cat(seen)[-limit:].movedim(1, 0).flatten(1)
     found = Activations(seen).latest(limit)
     assert found.columns == latest.shape[1]
-    assert found.rank(0.01, scale) == oracles.effective_rank(latest if scale is None else latest * scale[:, None])
+    exact = oracles.effective_rank(latest if scale is None else latest * scale[:, None])
+    assert found.rank(0.01, scale) == exact
+    for enough in (exact - 1, exact, exact + 2):  # a bound is never below the rank, and settles what it claims
+        bound = found.rank(0.01, scale, enough)
+        assert bound >= exact
+        assert bound == exact or bound <= enough
 
 
 def test_single_precision_is_within_the_error_it_is_given() -> None:

@@ -58,9 +58,10 @@ class Activations:
             samples -= len(batch)
         return Activations(kept)
 
-    def rank(self, eps: float, scale: Tensor | None = None) -> int:
+    def rank(self, eps: float, scale: Tensor | None = None, enough: int | None = None) -> int:
         """The effective rank, with the rows of neurons scaled if a scale is given.
 
+        If it can be shown to be no larger than `enough` at less cost, an upper bound that is.
         Products in single precision decide where no eigenvalue is too close to eps², in double precision else.
         """
         if self.columns <= self.neurons:
@@ -68,7 +69,7 @@ class Activations:
             return metrics.quick_rank(matrix if scale is None else matrix * scale[:, None].to(matrix), eps)
         if self.neurons >= metrics.FEW and self.batches[0].dtype == torch.float32:
             gram = _scaled(self._single_gram, scale)
-            found = metrics.eigenvalues_surely_above(gram, self.columns * eps**2, metrics.rounding(gram))
+            found = metrics.eigenvalues_surely_above(gram, self.columns * eps**2, metrics.rounding(gram), enough)
             if found is not None:
                 return found
         return metrics.eigenvalues_above(_scaled(self._gram, scale) / self.columns, eps**2)

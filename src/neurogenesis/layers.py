@@ -150,9 +150,12 @@ class Layer:
 
     # --- what was seen -----------------------------------------------------------------------------------
 
-    def rank(self, eps: float = 0.01, scale: Tensor | None = None) -> int:
-        """The effective rank of the activations, their rows scaled if a scale is given."""
-        return self._activations.rank(eps, scale)
+    def rank(self, eps: float = 0.01, scale: Tensor | None = None, enough: int | None = None) -> int:
+        """The effective rank of the activations, their rows scaled if a scale is given.
+
+        If it can be shown to be no larger than `enough` at less cost, an upper bound that is.
+        """
+        return self._activations.rank(eps, scale, enough)
 
     def orthogonality(self, scale: Tensor | None = None) -> float:
         """The orthogonality of the activations; in networks with convolutions, of positions x neurons."""

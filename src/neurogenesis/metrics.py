@@ -113,8 +113,10 @@ def _positive_pivots(gram: Tensor, threshold: float) -> int:
     return int((factors.diagonal()[single].real > 0).sum()) + int((~single).sum()) // 2
 
 
-def eigenvalues_surely_above(gram: Tensor, threshold: float, error: float) -> int | None:
+def eigenvalues_surely_above(gram: Tensor, threshold: float, error: float, enough: int | None = None) -> int | None:
     """`eigenvalues_above` of a matrix that is known up to an error in norm; None where that leaves it open.
+
+    If they are no more than `enough` whatever the error, an upper bound.
 
     Example:
         >>> matrix = torch.diag(torch.tensor([3.0, 1.0, 2.0]))
@@ -124,7 +126,8 @@ def eigenvalues_surely_above(gram: Tensor, threshold: float, error: float) -> in
     least = eigenvalues_above(gram, threshold + error)
     if least == len(gram):
         return least
-    return least if _positive_pivots(gram, threshold - error) == least else None
+    most = _positive_pivots(gram, threshold - error)
+    return most if most == least or (enough is not None and most <= enough) else None
 
 
 _UNIT = torch.finfo(torch.float32).eps / 2

@@ -63,6 +63,9 @@ class Activation:
 
     The maximum is raised after the decision, as in the authors' program: a metric that has risen is compared with what
     it was before.
+
+    The metric it reports is exact where neurons are added; where none are, it may be an upper bound of the effective
+    dimension that already shows so.
     """
 
     gamma: float | None = None
@@ -88,7 +91,10 @@ class Activation:
             phi = layer.orthogonality(scale)
             present = math.ceil(size * phi)
         else:
-            present = layer.rank(self.eps, scale)
+            # A rank that is no larger than this adds nothing, and does not raise the maximum either.
+            known, gamma = layer.memory.get("baseline"), self._gamma(layer)
+            enough = None if known is None or gamma > 1 else _floor(gamma * known * size)
+            present = layer.rank(self.eps, scale, enough)
             phi = present / size
         if "baseline" not in layer.memory:
             first = layer.untrained()
