@@ -1,9 +1,9 @@
 """The model's latest inputs, and what the model as it is makes of them: all activations of a measurement come from one
 network.
 
-Activations caught in the training passes would come from a different network each, and rank the drift between these as
-well: a sliding window of them lets widths grow to several times the size. Running the present network again costs
-a forward pass for each measurement, so `Grower` measures only as often as decisions may change.
+Activations caught in the training passes would come from a different network each, and would have to be kept, resized
+and saved. Running the present network again costs a forward pass for each measurement, so `Grower` measures only as
+often as decisions may change.
 """
 
 from __future__ import annotations
