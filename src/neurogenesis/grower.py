@@ -49,7 +49,7 @@ class Grower:
             name.
         max_parameters: how many parameters the model may have.
         every: look at the model at the first gradient step and then at every so many. By default widths are asked at
-            every step while they grow, and less often, at least at every tenth, while they do not.
+            every step while they grow, and less often, at least at every twelfth, while they do not.
         include: patterns of the widths to grow, such as ``["features.*"]``; all by default.
         exclude: patterns of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
@@ -477,7 +477,7 @@ class Grower:
             warnings.warn(message, stacklevel=4)
 
 
-_LONGEST = 10  # gradient steps between two looks at a width that asks for nothing
+_LONGEST = 12  # gradient steps between two looks at a width that asks for nothing
 
 
 def _check_usable(optimizers: Sequence[Optimizer]) -> None:

@@ -91,7 +91,7 @@ def replay(
 ) -> None:
     """Run the model until every watch has seen something; `evaluation` switches to that mode for the run."""
     pending = list(watches)
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    others = {name: buffer.clone() for name, buffer in model.named_buffers()} | dict(tensors or {})
     devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
 
     def on(watch: Watch, tensor: Tensor) -> Tensor | None:
@@ -114,10 +114,20 @@ def replay(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if call.autocast is not None:
             stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
-        torch.manual_seed(seed)
+        _seed(model, seed)
         stack.enter_context(torch.set_grad_enabled(gradients))
         with suppress(_Seen):
-            torch.func.functional_call(model, {**buffers, **(tensors or {})}, call.args, call.kwargs, strict=False)
+            if others:
+                torch.func.functional_call(model, others, call.args, call.kwargs, strict=False)
+            else:
+                model(*call.args, **call.kwargs)
+
+
+def _seed(model: nn.Module, seed: int) -> None:
+    if all(tensor.device.type == "cpu" for tensor in model.parameters()):
+        torch.default_generator.manual_seed(seed)  # in microseconds; the other formats a stack for each absent device
+    else:
+        torch.manual_seed(seed)
 
 
 class Hook:

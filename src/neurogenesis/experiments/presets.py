@@ -57,7 +57,7 @@ class Settings:
     north-select."""
     every: int | None = None
     """Look at the network at every so many gradient steps. By default at every step while it grows, and less often, at
-    least at every tenth, while it does not; fixed schedules look at each."""
+    least at every twelfth, while it does not; fixed schedules look at each."""
     ages: bool = True
     """Train new weights as if training had just begun for them; without, Adam moves them up to 6.5 times too far, as in
     the paper."""

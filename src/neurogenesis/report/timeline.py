@@ -141,7 +141,7 @@ def _metric(run: Run) -> str:
 
 def _full(run: Run) -> str:
     """Why lines end before the training does."""
-    slack = max(0.05 * run.trace.steps, 2 * (run.settings.get("every") or 10))
+    slack = max(0.05 * run.trace.steps, 2 * (run.settings.get("every") or 12))
     looked = [[point.step for point in points if point.metric is not None] for points in run.trace.points.values()]
     if not any(steps and steps[-1] < run.trace.steps - slack for steps in looked):
         return ""
