@@ -5,10 +5,10 @@
 VGG-11 at a quarter of its width at batch 128, and a dense network 784-256-256-10 at batch 512 with a buffer of 1,568
 samples, each with Xavier weights and with those that PyTorch's layers start with; plain and watched steps alternate in
 one run, on the same data. Widths that ask for nothing are looked at less often, at every twelfth step in the end: the
-ratio is that of the medians of twelve steps together. Beside it stands in which part of the looks the trigger would have
-grown some width. Then steps while half of all neurons are young, so that the optimizer must correct their updates,
-against those of the same network without ages. Then the peak memory of training steps of VGG-11, of
-all tensors that are alive.
+ratio is that of the medians of twelve steps together. Beside it stands in which part of the looks the trigger would
+have grown some width. Then steps while half of all neurons are young, so that the optimizer must correct their
+updates, against those of the same network without ages. Then the peak memory of training steps of VGG-11, of all
+tensors that are alive.
 """
 
 from __future__ import annotations

@@ -297,6 +297,23 @@ def test_frozen_parameters_stay_frozen_and_need_no_optimizer() -> None:
     assert [p.requires_grad for p in model.parameters()] == [False, False, True, True, True, True]
 
 
+def test_an_optimizer_inside_another_object_is_taken_along() -> None:
+    class Prepared:
+        """As Accelerate's: not an optimizer of torch, and holding one."""
+
+        def __init__(self, optimizer: Any):
+            self.optimizer = optimizer
+
+    model = cases.mlp()
+    optimizer = optim.Adam(model.parameters())
+    model(randn(5, 6)).sum().backward()
+    optimizer.step()
+    ng.grow(model, "0", 2, optimizer=Prepared(Prepared(optimizer)), example=randn(1, 6))  # type: ignore[arg-type]
+    assert set(optimizer.state) == set(model.parameters())
+    for parameter, state in optimizer.state.items():
+        assert state["exp_avg"].shape == parameter.shape
+
+
 def test_several_optimizers_are_all_taken_along() -> None:
     model = cases.mlp()
     both = [optim.Adam(model[:2].parameters()), optim.SGD(model[2:].parameters(), 0.1, momentum=0.9)]

@@ -144,9 +144,8 @@ def quick_rank(matrix: Tensor, eps: float) -> int:
     M, n = matrix.shape
     if matrix.dtype == torch.float32 and min(M, n) >= FEW:
         parts = products(matrix.T if n >= M else matrix)
-        if len(parts) == 1:  # as healthy weights are: positive definite, by far
-            if _positive_definite(parts[0], n * eps**2 + 4 * rounding(parts[0])):
-                return len(parts[0])
+        if len(parts) == 1 and _positive_definite(parts[0], n * eps**2 + 4 * rounding(parts[0])):
+            return len(parts[0])  # as of healthy weights, by far
         gram = parts[0].double() if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)
         found = eigenvalues_surely_above(gram, n * eps**2, rounding(gram))
         if found is not None:

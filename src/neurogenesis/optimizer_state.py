@@ -48,11 +48,12 @@ def as_list(optimizers: Optimizers) -> list[Optimizer]:
     """One, several or no optimizers as a list."""
     if optimizers is None:
         return []
-    given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    one = isinstance(optimizers, Optimizer) or hasattr(optimizers, "optimizer")
+    given: list[Any] = [optimizers] if one else list(optimizers)  # type: ignore[arg-type]
     return [_inner(optimizer) for optimizer in given]
 
 
-def _inner(optimizer: Optimizer) -> Optimizer:
+def _inner(optimizer: Any) -> Any:
     """The optimizer itself, where something that takes its place, such as Accelerate's, holds it."""
     while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
