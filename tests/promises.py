@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
-from neurogenesis.structure import named_tensors
-from neurogenesis.tracing import Example, call_model, tensors_in
+from neurogenesis.structure.axes import named_tensors
+from neurogenesis.structure.tracing import Example, call_model, tensors_in
 
 
 def unsettle(model: nn.Module, seed: int = 0) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn, optim
 
 import neurogenesis as ng
-from neurogenesis import ages, births, corrections, operations
+from neurogenesis.surgery import ages, operations
+from neurogenesis.surgery.ages import births, corrections
 from tests import cases, oracles
 from tests.cases import randn
 from tests.growing import always, mlp

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import neurogenesis as ng
-from neurogenesis import initializations, operations
+from neurogenesis import initializations
+from neurogenesis.surgery import operations
 from tests.growing import always, mlp, step
 from tests.promises import attributes, snapshot
 
@@ -120,7 +121,7 @@ def failing_edits(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
         return real(*args)
 
     monkeypatch.setattr(operations, "edited", fails)
-    monkeypatch.setattr("neurogenesis.optimizer_state.edited", fails)
+    monkeypatch.setattr("neurogenesis.surgery.optimizer_state.edited", fails)
 
 
 @pytest.mark.filterwarnings("ignore")

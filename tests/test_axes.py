@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from neurogenesis.axes import (
+from neurogenesis.structure.terms import (
     Atom,
     Conflict,
     concatenation,
@@ -23,7 +23,7 @@ from neurogenesis.axes import (
     split,
     unify,
 )
-from neurogenesis.tracing import Tracer, trace
+from neurogenesis.structure.tracing import Tracer, trace
 
 
 def test_unifying_an_atom_with_a_sum_binds_it() -> None:

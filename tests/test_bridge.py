@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import neurogenesis as ng
-from neurogenesis.bridge import Bridge, Kernel, Pooling
+from neurogenesis.candidates.bridge import Bridge, Kernel, Pooling
 from tests import oracles
 
 # A sequential model, its input, the producer's index, and whether B is exact up to the border.

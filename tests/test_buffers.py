@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neurogenesis import metrics
-from neurogenesis.buffers import Activations
+from neurogenesis.passes.buffers import Activations
 from tests import oracles
 
 

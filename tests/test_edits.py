@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogenesis.edits import Edit, FanIn, edited, new_values
+from neurogenesis.structure.edits import Edit, FanIn, edited, new_values
 from tests import oracles
 
 

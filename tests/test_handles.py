@@ -10,7 +10,7 @@ import torch
 from torch import nn, optim
 
 import neurogenesis as ng
-from neurogenesis.following import _LIVE
+from neurogenesis.structure.following import _LIVE
 from tests import cases
 from tests.cases import CASES, Case, randn
 from tests.growing import always, mlp, step

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import neurogenesis as ng
 from neurogenesis import initializations as how
 from neurogenesis import metrics
+from neurogenesis.candidates.grown import grown_tensors
 from neurogenesis.strategies import INITIALIZATIONS
-from neurogenesis.trials import grown_tensors
 from tests import oracles, promises
 from tests.cases import CASES, Case
 from tests.growing import always, loss_of, mlp, small_vgg, step

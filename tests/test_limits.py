@@ -12,8 +12,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import neurogenesis as ng
 from neurogenesis.initializations.base import values_of
-from neurogenesis.memory import sharing
-from neurogenesis.structure import named_tensors
+from neurogenesis.structure.axes import named_tensors
+from neurogenesis.structure.memory import sharing
 from tests import oracles
 from tests.cases import randn
 from tests.growing import always, mlp, step

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
-from neurogenesis.reach import reaches
+from neurogenesis.surgery.reach import reaches
 from tests.growing import always, mlp, step
 
 OPTIMIZERS: list[tuple[Any, dict[str, Any], float]] = [

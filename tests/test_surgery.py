@@ -13,8 +13,8 @@ from torch.optim import swa_utils
 
 import neurogenesis as ng
 from benchmarks.surgery import memory_of_growth
-from neurogenesis import operations
-from neurogenesis.structure import named_tensors
+from neurogenesis.structure.axes import named_tensors
+from neurogenesis.surgery import operations
 from tests import cases, oracles
 from tests.cases import randn
 from tests.promises import attributes, snapshot
@@ -510,7 +510,7 @@ def test_a_failure_in_the_middle_undoes_everything(failing: int, monkeypatch: py
         return real(*args)
 
     monkeypatch.setattr(operations, "edited", fails)
-    monkeypatch.setattr("neurogenesis.optimizer_state.edited", fails)
+    monkeypatch.setattr("neurogenesis.surgery.optimizer_state.edited", fails)
     with pytest.raises(MemoryError):
         ng.grow(model, "0", 3, optimizer=optimizer)
     monkeypatch.undo()

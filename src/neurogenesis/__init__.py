@@ -6,16 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import ages, initializations, metrics, nn, strategies, triggers
-    from .by_hand import grow, plan_growth
-    from .grower import Grower
+    from . import initializations, metrics, nn, strategies, triggers
+    from .growing.by_hand import grow, plan_growth
+    from .growing.grower import Grower
     from .history import Event, History
     from .initializations import Neurons
-    from .layers import Layer
+    from .layer import Layer
     from .strategies import Strategy
-    from .surgery import Plan, plan_shrinkage, shrink
+    from .structure.widths import Width, Widths, widths
+    from .surgery import ages
+    from .surgery.plan import Plan, plan_shrinkage, shrink
     from .triggers import Decision
-    from .width import Width, Widths, widths
 
 __all__ = [
     "Decision",
@@ -42,15 +43,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "by_hand": ["grow", "plan_growth"],
-    "grower": ["Grower"],
+    "growing.by_hand": ["grow", "plan_growth"],
+    "growing.grower": ["Grower"],
     "history": ["Event", "History"],
     "initializations": ["Neurons"],
-    "layers": ["Layer"],
+    "layer": ["Layer"],
     "strategies": ["Strategy"],
-    "surgery": ["Plan", "plan_shrinkage", "shrink"],
+    "structure.widths": ["Width", "Widths", "widths"],
+    "surgery": ["ages"],
+    "surgery.plan": ["Plan", "plan_shrinkage", "shrink"],
     "triggers": ["Decision"],
-    "width": ["Width", "Widths", "widths"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -58,7 +60,8 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     # On first use: importing torch takes a second or more, which the command's help need not wait for.
     if name in _HOME:
-        found = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        home = import_module(f".{_HOME[name]}", __name__)
+        found = getattr(home, name, None) or import_module(f"{home.__name__}.{name}")
     elif name in __all__:
         found = import_module(f".{name}", __name__)
     else:

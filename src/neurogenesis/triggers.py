@@ -21,9 +21,9 @@ from typing import Literal
 import torch
 
 from . import metrics
-from .buffers import Activations, Untrained
-from .layers import Layer, NotFinite
+from .layer import Layer, NotFinite
 from .metrics import Metric
+from .passes.buffers import Activations, Untrained
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Weight:
 class Gradient:
     r"""As many neurons as would get larger gradients than all present neurons together.
 
-    The number of singular values of the auxiliary gradient (see `neurogenesis.bridge`) greater than
+    The number of singular values of the auxiliary gradient (see `neurogenesis.candidates.bridge`) greater than
 
     .. math:: scale \cdot \sum_m \left( \|\partial L/\partial w^{in}_m\| + \|\partial L/\partial w^{out}_m\| \right).
 

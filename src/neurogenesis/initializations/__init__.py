@@ -5,8 +5,8 @@ trigger it may have ``needs``, of "activations", "gradients" and "trials" (runs 
 called once before training, which raises if it cannot serve a layer.
 
 Biases are 0. Fan-in and fan-out that are not zero are scaled to the mean norm of the present neurons (Firefly aside);
-random fan-in, or what is chosen from it, is as `neurogenesis.reach` says. What an initialization leaves out is random
-fan-in, and zero fan-out: the network's function does not change.
+random fan-in, or what is chosen from it, is as `neurogenesis.surgery.reach` says. What an initialization leaves out is
+random fan-in, and zero fan-out: the network's function does not change.
 
 Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
 """

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..layers import Layer
-from ..structure import Axis
+from ..layer import Layer
+from ..structure.axes import Axis
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..layers import Layer, scaled_like
-from ..probes import probed
+from ..candidates.probes import probed
+from ..layer import Layer, scaled_like
 from .base import Neurons, candidates_of, values_of
 
 

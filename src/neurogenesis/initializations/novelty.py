@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import metrics
-from ..layers import Layer, scaled_like
+from ..layer import Layer, scaled_like
 from ..metrics import Metric
 from .base import Neurons, candidates_of, values_of
 

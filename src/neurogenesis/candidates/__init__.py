@@ -1,0 +1,1 @@
+"""Would-be neurons, run through the model as it is."""

@@ -1,0 +1,89 @@
+"""Tensors for runs of a model with more neurons than it has, up to the layer that consumes them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..passes.routes import Route
+from ..structure.axes import Axis, named_tensors
+from ..structure.edits import Edit, edited, grouped, new_values
+from ..structure.weight_norm import lengths_of
+from ..structure.widths import Width
+
+
+def positions_after(width: Width, axis: Axis, count: int) -> Tensor:
+    """The positions that neurons will own on an axis when there are `count` more, of shape (neurons, per neuron)."""
+    width.atom.size += count
+    try:
+        return width.positions(axis)
+    finally:
+        width.atom.size -= count
+
+
+def new_positions(width: Width, axis: Axis, count: int) -> Tensor:
+    """The positions that `count` new neurons will own on an axis, of shape (count, per neuron)."""
+    return positions_after(width, axis, count)[width.size :]
+
+
+def grown_tensors(
+    model: nn.Module,
+    width: Width,
+    route: Route,
+    count: int,
+    fan_in: Tensor | None = None,
+    bias: Tensor | None = None,
+    sources: Tensor | None = None,
+    alone: bool = False,
+) -> tuple[dict[str, Tensor], list[tuple[nn.Module, str, int]]]:
+    """Tensors and attributes for a run with more neurons up to their consumer.
+
+    Args:
+        model: the model.
+        width: the width to be grown.
+        route: where it runs.
+        count: how many neurons.
+        fan_in: weights of the first producer for them, count x per neuron x the rest; without, it is not grown.
+        bias: its biases, count x per neuron; zero by default.
+        sources: the present neuron that each is a copy of, or -1, for what carries something per neuron.
+        alone: let other producers give them nothing.
+    """
+    tensors, generator = named_tensors(model), torch.Generator().manual_seed(0)
+    lengths = lengths_of(model, route.producer.tensor)
+    edits = []
+    for axis in width.axes:
+        old = tensors[axis.tensor]
+        if axis.module == route.producer.module:
+            if fan_in is None:
+                continue
+            shape = (count, axis.per_neuron, *old.movedim(axis.axis, 0).shape[1:])
+            given = fan_in if axis == route.producer else bias
+            if axis.tensor == lengths:
+                given = torch.linalg.vector_norm(fan_in.reshape(count, axis.per_neuron, -1), dim=2)
+            given = old.new_zeros(1).expand(shape) if given is None else given.reshape(shape)
+            positions, values = stack(width, axis, given)
+        elif axis.module in route.later:
+            continue
+        else:
+            positions = new_positions(width, axis, count).flatten().sort().values
+            if alone and axis.role == "producer":
+                values = new_values(old, axis.axis, len(positions), "zero", generator)
+            else:
+                values = width.new_entries(axis, count, old, generator)
+            if sources is not None and axis.role != "consumer":
+                rows = old.detach().movedim(axis.axis, 0)[width.positions(axis)[sources.clamp_min(0)]]
+                usual = values.movedim(axis.axis, 0).unflatten(0, rows.shape[:2])  # type: ignore[no-untyped-call]
+                copied = (sources >= 0).reshape(-1, *[1] * (rows.ndim - 1)).to(rows.device)
+                positions, values = stack(width, axis, torch.where(copied, rows, usual))
+        edits.append(Edit(axis.tensor, axis.axis, old.shape[axis.axis], positions, values, axis.role))
+    grown = {name: edited(tensors[name].detach(), own) for name, own in grouped(edits).items()}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    attributes = width.structure.attribute_changes(width.atom, count)
+    return grown, [(modules[path], name, new) for path, name, _, new in attributes]
+
+
+def stack(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values of new neurons, count x per neuron x the rest, in the order of their positions on an axis."""
+    positions = new_positions(width, axis, len(values)).flatten()
+    order = positions.argsort()
+    return positions[order], values.flatten(0, 1)[order.to(values.device)].movedim(0, axis.axis)

@@ -1,0 +1,1 @@
+"""The Grower, and growth by hand."""

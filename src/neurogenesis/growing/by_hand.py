@@ -1,0 +1,149 @@
+"""Grow a width by hand, with the initializations that a `Grower` uses."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from ..initializations import Initialization, Neurons
+from ..layer import Layer
+from ..passes.buffers import Buffer
+from ..strategies import Strategy
+from ..structure.axes import unwrapped
+from ..structure.modes import ordinary_tensors
+from ..structure.tracing import Example
+from ..structure.widths import Width
+from ..surgery.optimizer_state import Optimizers, as_list
+from ..surgery.plan import Plan, Values, find_growable, plan_neurons
+from ..surgery.reach import fan_ins_of
+from ..triggers import Static
+from .choosing import call_of, watchable
+
+
+def plan_growth(
+    model: nn.Module,
+    width: str | Width,
+    count: int,
+    *,
+    initialization: str | Initialization | Values = "random",
+    optimizer: Optimizers = None,
+    example: Example | None = None,
+    generator: torch.Generator | None = None,
+    margin: bool = True,
+) -> Plan:
+    """Plan to add neurons at the end of a width; arguments as in `grow`."""
+    model = unwrapped(model)
+    found, count = find_growable(model, width, count, example)
+    fan_ins = fan_ins_of(model, found, found.initial, as_list(optimizer)) if margin else {}
+    if isinstance(initialization, Mapping):
+        return plan_neurons(model, found, count, initialization, generator=generator, fan_ins=fan_ins)
+    strategy = Strategy(Static(), initialization)
+    source = torch.default_generator if generator is None else generator
+    with ordinary_tensors():
+        with torch.enable_grad():  # for what is found out of the layers
+            layer = _layer(model, found, strategy, example, source)
+        layer.fan_ins = fan_ins
+        with torch.no_grad():
+            neurons = strategy.initialization(layer, count, source)  # type: ignore[operator]
+    if not isinstance(neurons, Neurons):
+        raise TypeError(
+            f"{strategy.initialization} returns a {type(neurons).__name__}: an initialization is a function "
+            "(layer, count, generator) -> Neurons; a dict of values is passed as it is, as initialization={...}"
+        )
+    if neurons.count == 0:
+        raise ValueError(f"{found.name}: there are no neurons to add: {neurons.why_fewer}")
+    if neurons.why_fewer is not None:
+        warnings.warn(f"{found.name}: {neurons.count} new neurons, not {count}: {neurons.why_fewer}", stacklevel=3)
+    return plan_neurons(
+        model, found, neurons.count, neurons.values, neurons.changes, generator=generator, fan_ins=fan_ins
+    )
+
+
+def grow(
+    model: nn.Module,
+    width: str | Width,
+    count: int,
+    *,
+    initialization: str | Initialization | Values = "random",
+    optimizer: Optimizers = None,
+    ema: nn.Module | None = None,
+    example: Example | None = None,
+    generator: torch.Generator | None = None,
+    ages: bool = True,
+    margin: bool = True,
+) -> Plan:
+    """Add neurons to a width; with the default initialization the model's outputs do not change.
+
+    Args:
+        model: the model, changed in place; its parameters remain the same objects.
+        width: a width of `widths(model, example)`, or its name.
+        count: how many neurons to add.
+        initialization: as in a `Strategy`: "random" (random fan-in of the present neurons' mean norm, zero bias,
+            zero fan-out) or another name of `neurogenesis.initializations`, one of its objects, or a function
+            ``(layer, count, generator) -> Neurons``. Or the new values themselves, ``{parameter name: tensor}``,
+            stacked along the axis that grows; what is left out is as by "random".
+        optimizer: every optimizer that trains the model, for its state.
+        ema: an averaged copy of the model such as `torch.optim.swa_utils.AveragedModel`; grown alike.
+        example: an input: needed if `widths` has not been called for this model, and by initializations that look at
+            activations, which are those of this input.
+        generator: source of the random weights; torch's global one by default.
+        ages: whether the optimizer trains new weights as if training had just begun for them. Otherwise its count of
+            steps is that of the old ones: with Adam, new weights then move up to 6.5 times too far.
+        margin: whether random fan-in is balanced, and longer than the present neurons' by as much as one gradient can
+            move it under the optimizer; see `neurogenesis.surgery.reach`. Otherwise it is as long, as in the paper.
+
+    Returns:
+        The plan that was applied.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> print(ng.grow(model, "0", 2, example=torch.randn(1, 4)))
+        grow 0 from 8 to 10
+          0.weight  axis 0  +2 at 8-9  (producer)
+          0.bias  axis 0  +2 at 8-9  (producer)
+          2.weight  axis 1  +2 at 8-9  (consumer)
+          0.out_features: 8 -> 10
+          2.in_features: 8 -> 10
+    """
+    plan = plan_growth(
+        model,
+        width,
+        count,
+        initialization=initialization,
+        optimizer=optimizer,
+        example=example,
+        generator=generator,
+        margin=margin,
+    )
+    plan.apply(model, optimizer, ema, ages=ages)
+    return plan
+
+
+def _layer(
+    model: nn.Module, width: Width, strategy: Strategy, example: Example | None, generator: torch.Generator
+) -> Layer:
+    """The width as an initialization sees it, with the activations of an example if there is one."""
+    declared: frozenset[str] = getattr(strategy.initialization, "needs", frozenset())
+    if "gradients" in declared:
+        raise ValueError(
+            f"{strategy.initialization} needs gradients of the loss, which there are only in training: use a Grower, "
+            "with a Strategy of a trigger and this initialization"
+        )
+    if declared and example is None:
+        raise ValueError(f"{strategy.initialization} looks at activations: pass an input as example=")
+    convolutional = any(isinstance(module, _ConvNd) for module in model.modules())
+    if example is None:
+        return Layer(model, width, None, convolutional)
+    call = call_of(example)
+    (layer,) = watchable(model, strategy, [width], call, convolutional)
+    if layer.route is not None:
+        layer.seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+        layer.buffer = Buffer(model, call.samples)
+        layer.buffer.watch(layer.name, width, layer.route)
+        layer.buffer.add(call)
+    return layer

@@ -1,0 +1,154 @@
+"""Which widths of a model a `Grower` watches, as which layers, and how wide they may become."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from ..candidates.bridge import Bridge
+from ..candidates.probes import find_bridge, probed
+from ..layer import Layer
+from ..passes.replay import Call
+from ..passes.routes import find_routes
+from ..strategies import Strategy
+from ..structure.modes import as_ordinary
+from ..structure.tracing import Example
+from ..structure.widths import Width, Widths
+from ..triggers import resolved_size
+
+MaxWidth = int | float | Mapping[str, int | float] | None
+
+
+def choose(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> list[Width]:
+    """The growable widths whose name, or the path of a producer, matches the patterns."""
+
+    def match(width: Width, patterns: Sequence[str]) -> bool:
+        names = {width.name, *(axis.module for axis in width.producers)}
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+    if not known.growable:
+        raise ValueError(_nothing_grows(known))
+    chosen = [width for width in known.growable if match(width, include) and not match(width, exclude)]
+    if not chosen:
+        names = ", ".join(width.name for width in known.growable)
+        raise ValueError(f"include={include} and exclude={exclude} leave no width to grow of {names}")
+    return chosen
+
+
+# By words of a reason: what its user can do about it.
+_REMEDIES = {
+    "a size of the model's": "sizes of inputs and outputs stay: put a hidden layer between two linear layers or "
+    "convolutions",
+    "written out in the code": "compute shapes from tensors (x.flatten(1), x.view(len(x), -1)) instead of writing "
+    "numbers",
+    "fixes in": "compute sizes from tensors (x.shape[1]) instead of writing numbers",
+    "fails when it grows": "let the model's code read sizes from its tensors instead of expecting those it was built "
+    "with",
+    "normalised across": "normalise with BatchNorm, whose channels stand alone, or put a hidden layer inside",
+    "is frozen": "train the consumer, with requires_grad_(True), or grow another layer",
+    "differs from neuron to neuron": "let the buffer hold the same for all neurons, or derive it in forward()",
+    "shares its memory": "give each parameter memory of its own, before the optimizer is made",
+    "plain tensor": "register the tensor with register_buffer, or make it a Parameter",
+    "without a rule": "write the operation with others that are known, or open an issue that names it",
+    "head": "grow the feed-forward layers of attention blocks: head sizes and counts stay",
+    "recurrent layer": "put a hidden layer before or behind the recurrent layer",
+    "kept orthogonal": "take the parametrization off, or grow another layer",
+    "spectral norm": "take the parametrization off, or grow another layer",
+    "not consumed by any layer": "pass an example that runs the whole model",
+    "only by buffers": "let a trained layer consume it",
+}
+
+
+def _nothing_grows(known: Widths) -> str:
+    reasons = {width.name: width.reason or "" for width in known}
+    remedies = [remedy for words, remedy in _REMEDIES.items() if any(words in reason for reason in reasons.values())]
+    lines = ["no width of this model can grow:", *(f"  {name}: {reason}" for name, reason in reasons.items())]
+    if remedies:
+        lines += ["what can be done:", *(f"  {remedy}" for remedy in dict.fromkeys(remedies))]
+    return "\n".join(lines)
+
+
+def watchable(
+    model: nn.Module, strategy: Strategy, chosen: Sequence[Width], call: Call, convolutional: bool
+) -> list[Layer]:
+    """Layers of the widths that the strategy can serve; the others are named in a warning."""
+    needs = strategy.needs
+    # A plain function may use anything, and may do without what a layer cannot give.
+    must: frozenset[str] = frozenset().union(
+        *(getattr(part, "needs", ()) for part in (strategy.trigger, strategy.initialization))
+    )
+    routes = find_routes(model, chosen, call) if needs else {}
+    check = getattr(strategy.initialization, "check", None)
+    layers, left_out = [], {}
+    for width in chosen:
+        found = routes.get(width.name)
+        route = None if isinstance(found, str) else found
+        layer = Layer(model, width, route, convolutional)
+        layer.example = call
+        problem = found if isinstance(found, str) and must else None
+        if route is not None and "gradients" in needs:
+            bridge = find_bridge(model, width, route, call)
+            if isinstance(bridge, Bridge):
+                layer.bridge = bridge
+            elif "gradients" in must:
+                problem = bridge
+        if route is not None and "trials" in must and problem is None:
+            probe = probed(model, width, route, call)
+            problem = probe if isinstance(probe, str) else None
+        if problem is not None:
+            left_out[width.name] = problem
+            continue
+        if check is not None:
+            check(layer)
+        layers.append(layer)
+    if left_out:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        if not layers:
+            raise ValueError(f"the strategy can grow none of the widths ({listed})")
+        warnings.warn(f"widths that the strategy cannot watch do not grow ({listed})", stacklevel=5)
+    return layers
+
+
+def set_maxima(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
+    """How wide each layer may become."""
+    if isinstance(given, Mapping):
+        named: dict[str, int | float] = {known[name].name: size for name, size in given.items()}
+    else:
+        named = {} if given is None else {layer.name: given for layer in layers}
+    for layer in layers:
+        limit = named.get(layer.name)
+        if limit is None or limit == float("inf"):
+            continue
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit:
+            raise TypeError(f"max_width of {layer.name}: expected an int, or a float times its size, not {limit!r}")
+        layer.maximum = resolved_size(limit, layer.initial)
+        if layer.maximum < layer.size:
+            raise ValueError(
+                f"max_width of {layer.name} is {layer.maximum}, below its present size of {layer.size}"
+                + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")
+            )
+
+
+def call_of(example: Example) -> Call:
+    example = as_ordinary(example)
+    if isinstance(example, Mapping):
+        return Call.of((), example)
+    return Call.of(example if isinstance(example, tuple) else (example,), {})
+
+
+def example_of(model: nn.Module, call: Call) -> Example:
+    if not call.kwargs:
+        return call.args
+    bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
+    example: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            raise ValueError(f"the model is called with *{name} and keywords at once: pass an example= of one kind")
+        example |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return example

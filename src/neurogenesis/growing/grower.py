@@ -1,0 +1,507 @@
+"""`Grower`: watches a model while it trains and grows it. The one object with state."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.optim import LBFGS, Optimizer
+
+from ..history import Event, History, Observation
+from ..initializations import Neurons
+from ..layer import Layer, NotFinite
+from ..passes.buffers import Buffer, Untrained
+from ..passes.replay import Call
+from ..passes.taps import Taps
+from ..strategies import Strategy
+from ..strategies import strategy as as_strategy
+from ..structure.axes import unwrapped
+from ..structure.edits import FanIn
+from ..structure.modes import ordinary_tensors
+from ..structure.tracing import Example
+from ..structure.widths import Widths, remembered, widths
+from ..surgery.ages import forget, resume
+from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
+from ..surgery.plan import Plan, Surgery, check_average, plan_neurons, plan_shrinkage
+from ..surgery.reach import fan_ins_of
+from ..triggers import Decision
+from .budget import affordable, fitted, loss_with
+from .choosing import MaxWidth, call_of, choose, example_of, set_maxima, watchable
+from .overview import overview
+
+
+class Grower:
+    """Grows a model while it trains.
+
+    Call `step` after each gradient step. The model, its optimizer and the training loop stay as they are.
+
+    Args:
+        model: the model.
+        optimizer: the optimizer that trains it, or all of them.
+        strategy: a name of `neurogenesis.strategies`, or a `Strategy`.
+        example: an input of the model; by default the first batch it is trained on.
+        max_width: how wide widths may become: a number of neurons, a float times the present width, or a mapping by
+            name.
+        max_parameters: how many parameters the model may have.
+        every: look at the model at the first gradient step and then at every so many. By default widths are asked at
+            every step while they grow, and less often, at least at every twelfth, while they do not.
+        include: patterns of the widths to grow, such as ``["features.*"]``; all by default.
+        exclude: patterns of widths not to grow.
+        tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
+        buffer: how many of the latest samples activations are measured on; 1568, or 128 in networks with
+            convolutions. A width is measured as soon as there are twice as many activations as neurons; see `fill`.
+        seed: of everything random in growth. Torch's global random state is never used.
+        ema: an averaged copy of the model, grown along.
+        ages: whether new weights are trained as if training had just begun for them; see `neurogenesis.ages`.
+        margin: whether random fan-in is balanced, and longer than that of present neurons by as much as one gradient
+            can move it; see `neurogenesis.surgery.reach`. Otherwise it is as long, as in the paper.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> grower = ng.Grower(model, optimizer, "north-random", max_width=10, buffer=64)
+        >>> for _ in range(3):
+        ...     model(torch.randn(64, 4)).square().mean().backward()
+        ...     optimizer.step()
+        ...     events = grower.step()
+        >>> grower.widths
+        {'0': 10}
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizers,
+        strategy: str | Strategy = "north-select",
+        *,
+        example: Example | None = None,
+        max_width: MaxWidth = None,
+        max_parameters: int | None = None,
+        every: int | None = None,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] = (),
+        tie: Sequence[str | Sequence[str]] = (),
+        buffer: int | None = None,
+        seed: int = 0,
+        ema: nn.Module | None = None,
+        ages: bool = True,
+        margin: bool = True,
+    ):
+        self.model = unwrapped(model)
+        self.optimizers = as_list(optimizer)
+        if not self.optimizers:
+            raise TypeError("optimizer: expected the optimizer that trains the model")
+        _check_usable(self.optimizers)
+        check_optimizers(self.model, dict(self.model.named_parameters()), self.optimizers)
+        if ema is not None:
+            check_average(self.model, ema)
+        self.strategy = as_strategy(strategy)
+        if ema is not None and getattr(self.strategy.initialization, "changes_present_neurons", False):
+            raise ValueError(
+                f"{self.strategy.initialization} changes present neurons, and does not know those of the average: "
+                "leave ema= out and make a new average after growth, or use another initialization"
+            )
+        for name, number in (("every", every), ("buffer", buffer), ("max_parameters", max_parameters)):
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+                raise ValueError(f"{name}: expected a positive integer, not {number!r}")
+        present = sum(parameter.numel() for parameter in self.model.parameters())
+        if max_parameters is not None and max_parameters < present:
+            raise ValueError(f"max_parameters={max_parameters}, but the model has {present} parameters already")
+        self.max_width, self.max_parameters, self.every = max_width, max_parameters, every
+        self.include = ["*"] if include is None else _patterns(include, "include")
+        self.exclude = _patterns(exclude, "exclude")
+        self.tie = tie
+        self.ema = ema
+        self.ages, self.margin = ages, margin
+        self.history = History()
+        self.steps = 0  # gradient steps seen
+        convolutional = any(isinstance(module, _ConvNd) for module in self.model.modules())
+        self.convolutional = convolutional
+        self.buffer = Buffer(self.model, buffer or (128 if convolutional else 1568))
+        self.generator = torch.Generator().manual_seed(seed)
+        self._layers: list[Layer] | None = None
+        self._known: Widths | None = None
+        self._first: Call | None = None  # what the model was first called with
+        self._stepped = False
+        self._warned: set[str] = set()
+        self._few: set[str] = set()
+        self._measured: set[str] = set()  # layers whose activations have been
+        self._handles: list[Any] = []
+        self._taps = Taps(self.model, self.buffer, self._attach)
+        try:
+            for each in self.optimizers:
+                self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
+                if ages:  # a state that is loaded may have births
+                    self._handles.append(each.register_load_state_dict_post_hook(resume))
+            if example is not None:
+                with ordinary_tensors():
+                    self._taps.begin(call_of(example))
+        except BaseException:
+            self.detach()
+            raise
+
+    # --- the beginning -----------------------------------------------------------------------------------
+
+    def _attach(self, call: Call) -> None:
+        """Find the widths, and watch those that can grow."""
+        known = remembered(self.model)
+        if known is None or self.tie or known.differs_from(self.model):
+            known = widths(self.model, example_of(self.model, call), tie=self.tie)
+        self._known = known
+        chosen = choose(known, self.include, self.exclude)
+        layers = watchable(self.model, self.strategy, chosen, call, self.convolutional)
+        set_maxima(layers, known, self.max_width)
+        start = getattr(self.strategy.trigger, "start", None)
+        for layer in layers:
+            if layer.route is not None:
+                layer.buffer = self.buffer
+                self.buffer.watch(layer.name, layer.width, layer.route)
+            if start is not None:
+                start(layer)
+        self._layers = layers
+        self._first = call
+        if "activations" in getattr(self.strategy.trigger, "needs", ()):
+            self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
+        self._taps.watch(layers)
+
+    def fill(self, *args: Any, **kwargs: Any) -> None:
+        """Add inputs to the buffer, as if the model had been trained on them.
+
+        With enough of them, widths are measured from the first gradient step on. Takes what the model takes; call it
+        for each batch.
+        """
+        call = Call.of(args, kwargs).copied()
+        self._taps.begin(call)
+        self.buffer.add(call)
+
+    # --- every step --------------------------------------------------------------------------------------
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """The present size of each width that is watched."""
+        return {layer.name: layer.size for layer in self._layers or ()}
+
+    def __str__(self) -> str:
+        return overview(self.strategy, self._layers, self.history)
+
+    @property
+    def layers(self) -> list[Layer]:
+        """What triggers and initializations see."""
+        return list(self._layers or ())
+
+    def step(self, closure: Callable[[], Any] | None = None) -> list[Event]:
+        """Look at the model after a gradient step and grow what is due.
+
+        Args:
+            closure: runs the model and returns the loss; needed by 'nest' on convolutions.
+
+        Returns:
+            What grew; often nothing.
+        """
+        with ordinary_tensors(), torch.no_grad():
+            return self._step(closure)
+
+    def _step(self, closure: Callable[[], Any] | None) -> list[Event]:
+        if self._layers is None:
+            self._warn(
+                "the model has not been run in training mode, with gradients, yet: nothing is known of it. Call "
+                "model.train(), or pass example="
+            )
+            return []
+        taps = self._taps
+        stepped, passes, backwards = self._stepped, taps.passes, taps.backwards
+        self._stepped, taps.passes, taps.backwards = False, 0, 0
+        events: list[Event] = []
+        if not stepped:
+            self._warn("no optimizer step since the last step of the grower: nothing is looked at until there is one")
+        elif passes == 0:
+            self._warn(
+                "the model has not been run in training mode, with gradients, since the last step: its activations "
+                "are not known"
+            )
+        elif backwards == 0 and taps.backward_visible:
+            self._warn("the optimizer was stepped without a backward pass through the model")
+        else:
+            self.steps += 1
+            due = [layer for layer in self._layers if self._is_due(layer)]
+            if due:
+                events = self._look(due, closure)
+        for layer in self._layers:
+            layer.pairs.clear()
+            layer.gradient_norms.clear()
+            layer.looking = self._is_due(layer, self.steps + 1)
+        self.buffer.forget()
+        return events
+
+    def _is_due(self, layer: Layer, step: int | None = None) -> bool:
+        """Whether a layer is asked at a step, the present one by default."""
+        step = self.steps if step is None else step
+        return (step - 1) % self.every == 0 if self.every is not None else step >= layer.next_look
+
+    def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
+        assert self._layers is not None
+        for layer in due:
+            if layer.pairs and layer.drop_stale():
+                self._warn("inputs were overwritten, or widths resized, before the step: its gradients are not used")
+        if self.buffer.drop_overwritten() and "activations" in self.strategy.needs:
+            self._warn("the model's inputs were overwritten before the step: no growth at such steps")
+            return []
+        asked = [layer for layer in due if not layer.full]
+        self.buffer.ask(layer.name for layer in asked)
+        needs_loss = getattr(self.strategy.initialization, "needs_loss", None)
+        decided: list[tuple[Layer, Decision]] = []
+        growing: list[tuple[Layer, Decision, int]] = []
+        for layer in asked:
+            if needs_loss is not None and closure is None and needs_loss(layer):
+                raise TypeError(
+                    f"{layer.name}: this strategy must evaluate the loss again: call grower.step(closure) with a "
+                    "function that runs the model and returns its loss"
+                )
+            layer.step = self.steps
+            try:
+                decision = self.strategy.trigger(layer)
+            except NotFinite as error:
+                self._start_over(error, layer)
+                return []
+            decision = decision if isinstance(decision, Decision) else Decision(_whole(decision, layer))
+            self.history.observe(
+                Observation(self.steps, layer.name, layer.size, decision.metric, decision.threshold, decision.count)
+            )
+            count = decision.count if layer.maximum is None else min(decision.count, layer.maximum - layer.size)
+            if count > 0 and (reason := layer.width.reason) is not None:  # frozen meanwhile, or masked
+                self._warn(f"{layer.name} does not grow: {reason}", key=f"{layer.name} fixed")
+                count = 0
+            if count > 0:
+                growing.append((layer, decision, count))
+            decided.append((layer, decision))
+        self._tell_waiting(asked)
+        events = self._grow(growing, closure) if growing else []
+        grown = {event.width for event in events}
+        for layer, decision in decided:
+            self._plan_next_look(layer, decision, layer.name in grown)
+        return events
+
+    def _plan_next_look(self, layer: Layer, decision: Decision, grown: bool) -> None:
+        """Ask a layer again later the longer it has not grown: what has not changed for long rarely does."""
+        trigger = self.strategy.trigger
+        waits = decision.metric is None and "activations" in getattr(trigger, "needs", ())  # for samples
+        patient = getattr(trigger, "patient", False) and not waits
+        layer.quiet = layer.quiet + 1 if patient and not grown else 0
+        layer.next_look = self.steps + min(max(layer.quiet, 1), _LONGEST)
+
+    def _tell_waiting(self, asked: Sequence[Layer]) -> None:
+        """Say once what is being waited for, and which widths have more neurons than there will be samples."""
+        if "activations" not in getattr(self.strategy.trigger, "needs", ()) or not asked:
+            return
+        waiting = {layer.name: layer.waiting for layer in asked}
+        self._measured |= {name for name, text in waiting.items() if text is None}
+        if all(waiting.values()):
+            listed = "; ".join(f"{name}: {text}" for name, text in waiting.items())
+            self._warn(f"nothing can be measured yet ({listed}): use larger batches or `fill`", key="waiting")
+        if all(layer.full or layer.name in self._measured for layer in self._layers or ()):
+            self.buffer.untrained = None
+        few = {}
+        for layer in asked:
+            seen = None if waiting[layer.name] else self.buffer.activations(layer.name)
+            if seen is not None and seen.columns < layer.size:
+                few[layer.name] = f"{layer.name} ({layer.size} on {seen.columns})"
+        if news := [text for name, text in few.items() if name not in self._few]:
+            self._few |= few.keys()
+            warnings.warn(
+                "widths with more neurons than samples to measure them on, which bounds their rank: "
+                f"{', '.join(news)}; use larger batches or a larger buffer",
+                stacklevel=5,
+            )
+
+    def _start_over(self, error: NotFinite, layer: Layer) -> None:
+        self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
+        self.buffer.calls.clear()  # whatever went wrong came with one of these
+        self.buffer.forget()
+
+    def _grow(self, due: Sequence[tuple[Layer, Decision, int]], closure: Callable[[], Any] | None) -> list[Event]:
+        """Initialize all, on the model as it was in the training pass, then grow one after the other."""
+        started = time.perf_counter()
+        self._taps.muted = True
+        try:
+            news: list[tuple[Layer, Decision, Neurons]] = []
+            for layer, decision, count in due:
+                also = [(other, own.count) for other, _, own in news]
+                count = affordable(self.model, self.max_parameters, layer, count, also)
+                if count == 0:
+                    continue
+                layer.seed = int(torch.randint(2**31, (1,), generator=self.generator))
+                layer.fan_ins = self._fan_ins(layer)
+                layer.loss_with = None if closure is None else loss_with(self.model, layer, closure, self.generator)
+                try:
+                    neurons = self.strategy.initialization(layer, count, self.generator)  # type: ignore[operator]
+                except NotFinite as error:
+                    self._start_over(error, layer)
+                    return []
+                if neurons.why_fewer is not None:
+                    self._warn(f"{layer.name}: {neurons.why_fewer}", key=f"{layer.name} fewer")
+                if neurons.count:
+                    news.append((layer, decision, neurons))
+            return self._apply(news, time.perf_counter() - started)
+        finally:
+            self._taps.muted = False
+
+    def _fan_ins(self, layer: Layer) -> Mapping[str, FanIn]:
+        return fan_ins_of(self.model, layer.width, layer.initial, self.optimizers) if self.margin else {}
+
+    def _apply(self, news: Sequence[tuple[Layer, Decision, Neurons]], before: float) -> list[Event]:
+        """Grow all widths, or none if one fails."""
+        events: list[Event] = []
+        done: list[Plan] = []
+        with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
+            for layer, decision, neurons in news:
+                started, size = time.perf_counter(), layer.size
+                values = {key: fitted(key, value, done) for key, value in neurons.values.items()}
+                changes = {name: fitted((name, -1), change, done) for name, change in neurons.changes.items()}
+                plan = plan_neurons(
+                    self.model,
+                    layer.width,
+                    neurons.count,
+                    values,
+                    changes,
+                    generator=self.generator,
+                    fan_ins=self._fan_ins(layer),  # other widths have grown meanwhile
+                )
+                surgery.apply(plan)
+                done.append(plan)
+                seconds = time.perf_counter() - started + before / len(news)
+                event = Event(self.steps, layer.name, size, layer.size, decision.metric, decision.threshold, seconds)
+                events.append(event)
+        self.history.events += events
+        return events
+
+    # --- what is kept ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that growth goes on from: sizes, baselines, buffers, the random state, the history."""
+        layers = {
+            layer.name: {
+                "initial": layer.initial,
+                "memory": dict(layer.memory),
+                "next_look": layer.next_look,
+                "quiet": layer.quiet,
+            }
+            for layer in self._layers or ()
+        }
+        return {
+            "strategy": repr(self.strategy),
+            "steps": self.steps,
+            "layers": layers,
+            "untrained": None if self.buffer.untrained is None else self.buffer.untrained.state(),
+            "sizes": {width.name: width.size for width in self._known.growable} if self._known else {},
+            "generator": self.generator.get_state(),
+            "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
+            "example": None if self._first is None else (self._first.args, self._first.kwargs, self._first.autocast),
+            "history": self.history.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state.
+
+        The model is grown, or cut, to the sizes it had then. Load its own state, and the optimizer's, afterwards.
+        """
+        if state["strategy"] != repr(self.strategy):
+            raise ValueError(f"the state is of another strategy, {state['strategy']}, not {self.strategy!r}")
+        calls = [Call.made(*call) for call in state["calls"]]
+        if self._layers is None and state["layers"]:
+            self._taps.begin(Call.made(*state["example"]))
+        mine, theirs = {layer.name for layer in self._layers or ()}, set(state["layers"])
+        if mine != theirs:
+            raise ValueError(
+                f"the state is of other widths: it has {sorted(theirs - mine)} more and lacks {sorted(mine - theirs)}"
+            )
+        self._resize(state["sizes"])
+        for layer in self._layers or ():
+            saved = state["layers"][layer.name]
+            layer.initial = saved["initial"]
+            layer.memory = dict(saved["memory"])
+            layer.next_look, layer.quiet = saved["next_look"], saved["quiet"]
+            layer.looking = self._is_due(layer, state["steps"] + 1)
+            layer.pairs.clear()
+            layer.gradient_norms.clear()
+        if self._known is not None:
+            set_maxima(self._layers or (), self._known, self.max_width)
+        untrained = state["untrained"]
+        self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
+        self.steps = state["steps"]
+        self.generator.set_state(state["generator"].cpu())  # wherever the rest was loaded to
+        self.buffer.calls[:] = calls
+        self.buffer.forget()
+        self._stepped, self._taps.passes, self._taps.backwards = False, 0, 0  # of the time before loading
+        self.history.load_state_dict(state["history"])
+
+    def _resize(self, sizes: Mapping[str, int]) -> None:
+        """Give widths other sizes, for values that will be loaded: neurons come and go at the end."""
+        generator = torch.Generator().manual_seed(0)
+        with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
+            for name, size in sizes.items():
+                assert self._known is not None
+                width = self._known[name]
+                if size > width.size:
+                    surgery.apply(plan_neurons(self.model, width, size - width.size, generator=generator))
+                elif size < width.size:
+                    surgery.apply(plan_shrinkage(self.model, width, range(size, width.size)))
+
+    def detach(self) -> None:
+        """Take every hook off the model and the optimizer. The model stays as it has grown.
+
+        Weights that are still young count as old from then on: detach when training ends.
+        """
+        self._taps.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self.ages:
+            for optimizer in self.optimizers:
+                forget(optimizer)
+
+    # --- small things ------------------------------------------------------------------------------------
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        self._stepped = self._taps.fresh = True
+
+    def _warn(self, message: str, key: str | None = None) -> None:
+        if (key or message) not in self._warned:
+            self._warned.add(key or message)
+            warnings.warn(message, stacklevel=4)
+
+
+_LONGEST = 12  # gradient steps between two looks at a width that asks for nothing
+
+
+def _check_usable(optimizers: Sequence[Optimizer]) -> None:
+    """Raise where an optimizer cannot be resized, or does not say when it has made a step."""
+    for optimizer in optimizers:
+        if isinstance(optimizer, LBFGS):
+            raise ValueError(
+                "LBFGS keeps one flat history of all parameters, which cannot be resized when a network grows: train "
+                "with another optimizer while it does, such as Adam, and with LBFGS afterwards"
+            )
+        if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+            raise TypeError(
+                f"{type(optimizer).__name__} does not say when it has made a step, as optimizers of torch do: if it "
+                "wraps another one, pass that one"
+            )
+
+
+def _patterns(given: Sequence[str], what: str) -> list[str]:
+    if isinstance(given, str):
+        raise TypeError(f"{what}: expected a list of patterns, such as [{given!r}]")
+    return list(given)
+
+
+def _whole(count: Any, layer: Layer) -> int:
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise TypeError(f"{layer.name}: a trigger returns a Decision or an integer, not {count!r}")
+    return int(count)

@@ -1,0 +1,48 @@
+"""Where growth stands, as a table: the widths, what was last measured of them, and what is being waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..history import History, Observation
+from ..layer import Layer
+from ..strategies import Strategy
+
+
+@torch.no_grad()
+def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: History) -> str:
+    """The widths of a `Grower`, a line each; before it knows them, what it waits for."""
+    if layers is None:
+        return "before the first batch: the widths are not known yet (they are at once if an example= is given)"
+    rows: list[tuple[str, ...]] = [("width", "size", "maximum", "measured", "threshold", "at step", "")]
+    for layer in layers:
+        seen = history.latest.get(layer.name)
+        maximum = "unlimited" if layer.maximum is None else str(layer.maximum)
+        metric, threshold = (None, None) if seen is None else (seen.metric, seen.threshold)
+        numbers = ["-" if number is None else f"{number:.4g}" for number in (metric, threshold)]
+        step = "-" if seen is None else str(seen.step)
+        rows.append((layer.name, str(layer.size), maximum, *numbers, step, _state(strategy, layer, seen)))
+    lengths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(map(str.ljust, row, lengths)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _state(strategy: Strategy, layer: Layer, seen: Observation | None) -> str:
+    if layer.full:
+        return "at its maximum"
+    if seen is None:
+        return "before the first gradient step"
+    if seen.metric is None and "activations" in getattr(strategy.trigger, "needs", ()):
+        return "" if (what := _waiting(layer)) is None else f"waiting: {what}"
+    return ""
+
+
+def _waiting(layer: Layer) -> str | None:
+    """What a layer waits for; its activations are not kept for the next step, when the model may be another one."""
+    try:
+        return layer.waiting
+    finally:
+        if layer.buffer is not None:
+            layer.buffer.forget()

@@ -1,0 +1,1 @@
+"""What the user's own passes show of each width."""

@@ -1,0 +1,182 @@
+"""Run a model again on inputs it has seen, with other tensors in place of its own and an eye on some of its layers.
+
+Nothing of the model changes: buffers are copied, the random state is put back, hooks are gone afterwards. The run
+ends as soon as everything has been seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..structure.tracing import attributes_kept, run_by_us
+
+Side = Literal["input", "output"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments a model was called with, and whether under autocast."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast: tuple[str, torch.dtype] | None
+    tensors: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+
+    @staticmethod
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """A call that is being made now."""
+        if not kwargs and all(type(arg) is Tensor for arg in args):  # the usual case, in less time
+            arguments: tuple[tuple[Any, ...], dict[str, Any]] = tuple(arg.detach() for arg in args), {}
+        else:
+            arguments = tree_map_only(Tensor, Tensor.detach, (tuple(args), dict(kwargs)))
+        call = Call.made(*arguments, None)
+        device = call.tensors[0].device.type if call.tensors else "cpu"
+        if torch.is_autocast_enabled(device):
+            call = replace(call, autocast=(device, torch.get_autocast_dtype(device)))
+        return call
+
+    @staticmethod
+    def made(args: tuple[Any, ...], kwargs: dict[str, Any], autocast: tuple[str, torch.dtype] | None) -> Call:
+        leaves = args if not kwargs and all(type(arg) is Tensor for arg in args) else tree_leaves((args, kwargs))
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        return Call(args, kwargs, autocast, tensors, tuple(tensor._version for tensor in tensors))
+
+    def copied(self) -> Call:
+        """The same with tensors of its own."""
+        args, kwargs = tree_map_only(Tensor, Tensor.clone, (self.args, self.kwargs))
+        return Call.made(args, kwargs, self.autocast)
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody has written into the arguments since."""
+        return tuple(tensor._version for tensor in self.tensors) == self.versions
+
+    @property
+    def samples(self) -> int:
+        return next((tensor.shape[0] for tensor in self.tensors if tensor.ndim), 1)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What to do with the input or output of a module in a run; what `action` returns takes its place."""
+
+    module: nn.Module
+    side: Side
+    action: Callable[[Tensor], Tensor | None]
+
+
+class _Seen(BaseException):
+    """Ends a run in the middle of the model's own code."""
+
+
+def replay(
+    model: nn.Module,
+    call: Call,
+    watches: Sequence[Watch],
+    *,
+    tensors: Mapping[str, Tensor] | None = None,
+    attributes: Sequence[tuple[nn.Module, str, Any]] = (),
+    seed: int = 0,
+    gradients: bool = False,
+    evaluation: bool = False,
+) -> None:
+    """Run the model until every watch has seen something; `evaluation` switches to that mode for the run."""
+    pending = list(watches)
+    others = {name: buffer.clone() for name, buffer in model.named_buffers()} | dict(tensors or {})
+    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
+
+    def on(watch: Watch, tensor: Tensor) -> Tensor | None:
+        result = watch.action(tensor)
+        if watch in pending:
+            pending.remove(watch)
+            if not pending:
+                raise _Seen
+        return result
+
+    with ExitStack() as stack:
+        stack.enter_context(run_by_us(model))
+        stack.enter_context(attributes_kept(model))  # a model may count its calls, or keep what they gave
+        for watch in watches:
+            stack.callback(observe(watch.module, watch.side, partial(on, watch)).remove)
+        stack.enter_context(_attributes(attributes))
+        if evaluation:
+            stack.enter_context(_attributes([(module, "training", False) for module in model.modules()]))
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if call.autocast is not None:
+            stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
+        _seed(model, seed)
+        stack.enter_context(torch.set_grad_enabled(gradients))
+        with suppress(_Seen):
+            if others:
+                torch.func.functional_call(model, others, call.args, call.kwargs, strict=False)
+            else:
+                model(*call.args, **call.kwargs)
+
+
+def _seed(model: nn.Module, seed: int) -> None:
+    if all(tensor.device.type == "cpu" for tensor in model.parameters()):
+        torch.default_generator.manual_seed(seed)  # in microseconds; the other formats a stack for each absent device
+    else:
+        torch.manual_seed(seed)
+
+
+class Hook:
+    """A hook that copies and pickles of the module it sits on do not take along."""
+
+    def __init__(self, action: Callable[..., Any] | None = None):
+        self.action = action
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any) -> Any:
+        return None if self.action is None else self.action(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return Hook()
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
+
+
+def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | None]) -> Any:
+    """Call `action` with the input or output of a module whenever it runs; returns what `remove`s that."""
+    if side == "output":
+
+        def after(_: nn.Module, args: Any, output: Any) -> Any:
+            return action(output) if isinstance(output, Tensor) else None
+
+        return module.register_forward_hook(Hook(after))
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args and isinstance(args[0], Tensor):
+            new = action(args[0])
+            return None if new is None else ((new, *args[1:]), kwargs)
+        name = next((name for name, value in kwargs.items() if isinstance(value, Tensor)), None)
+        if name is None:
+            return None
+        new = action(kwargs[name])
+        return None if new is None else (args, {**kwargs, name: new})
+
+    return module.register_forward_pre_hook(Hook(before), with_kwargs=True)
+
+
+@contextmanager
+def _attributes(values: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+    """Set attributes of modules for a while."""
+    before = [(module, name, getattr(module, name)) for module, name, _ in values]
+    try:
+        for module, name, value in values:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)

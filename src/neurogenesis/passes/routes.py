@@ -1,0 +1,162 @@
+"""Where a width is watched: its first producer, the consumer that sees it first, and what stands between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from ..structure.axes import Axis, named_tensors
+from ..structure.weight_norm import lengths_of, why_not_watched
+from ..structure.widths import Width
+from .replay import Call, Side, Watch, observe, replay
+
+
+@dataclass(frozen=True)
+class Route:
+    """Producer and consumer of a width, and the point where its activations H are taken.
+
+    That is the consumer's input, or, on a residual stream that other layers have already added to, the end of the
+    producer's own branch.
+    """
+
+    producer: Axis
+    consumer: Axis
+    point: Axis
+    side: Side
+    between: tuple[str, ...]  # paths of the modules that run between producer and consumer
+    later: frozenset[str]  # paths of those that run no earlier than the consumer
+    called: frozenset[str]  # paths of all modules that run
+
+    def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
+        """The activations of the width's neurons at the point, samples x neurons x positions."""
+        return pick(tensor, module, width.positions(self.point), width.in_order(self.point))
+
+
+def pick(tensor: Tensor, module: nn.Module, positions: Tensor, all_in_order: bool = False) -> Tensor:
+    """Some channels of a module's input or output, or all as they are, samples x neurons x positions."""
+    count, per_neuron = positions.shape
+    if isinstance(module, (_ConvNd, _NormBase)):
+        if isinstance(module, _ConvNd) and tensor.ndim < module.weight.ndim:
+            tensor = tensor[None]  # no batch axis
+        if not all_in_order:
+            tensor = tensor.index_select(1, positions.flatten().to(tensor.device))
+        return tensor.reshape(len(tensor), count, per_neuron, *tensor.shape[2:]).flatten(2)
+    if tensor.ndim == 1:
+        tensor = tensor[None]
+    if not all_in_order:
+        tensor = tensor.index_select(-1, positions.flatten().to(tensor.device))
+    tensor = tensor.reshape(*tensor.shape[:-1], count, per_neuron)
+    return tensor.movedim(-2, 1).flatten(2)
+
+
+def find_routes(model: nn.Module, widths: Sequence[Width], call: Call) -> dict[str, Route | str]:
+    """The route of each width by its name, or why it has none. Runs the model, in evaluation mode."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    order: list[tuple[str, Tensor, Tensor]] = []
+    inputs: dict[str, Tensor] = {}
+    handles = []
+    paths = {module: path for path, module in reversed(modules.items())}
+    for module, path in paths.items():
+        handles.append(observe(module, "input", partial(inputs.__setitem__, path)))
+        handles.append(observe(module, "output", partial(_note, order, path, inputs)))
+    try:
+        replay(model, call, [], evaluation=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {width.name: _route(model, width, modules, order, call) for width in widths}
+
+
+def _note(order: list[tuple[str, Tensor, Tensor]], path: str, inputs: Mapping[str, Tensor], output: Tensor) -> None:
+    if path in inputs:
+        order.append((path, inputs[path], output))
+
+
+def _route(
+    model: nn.Module,
+    width: Width,
+    modules: Mapping[str, nn.Module],
+    order: Sequence[tuple[str, Tensor, Tensor]],
+    call: Call,
+) -> Route | str:
+    sizes = named_tensors(model)
+    when: dict[str, int] = {}
+    for number, (path, _, _) in enumerate(order):
+        when.setdefault(path, number)
+
+    def called(axes: Sequence[Axis]) -> list[Axis]:
+        weights = [a for a in axes if a.module in when and _is_weight(model, a.tensor)]
+        return sorted((a for a in weights if sizes[a.tensor].ndim >= 2), key=lambda axis: when[axis.module])
+
+    producers = called(width.producers)
+    if not producers:
+        return f"its producer {_not_called(width.producers, modules)}"
+    producer = producers[0]
+    consumers = [a for a in called(width.consumers) if when[a.module] > when[producer.module]]
+    if not consumers:
+        return f"its consumer {_not_called(width.consumers, modules)}"
+    consumer = consumers[0]
+    start, stop = when[producer.module], when[consumer.module]
+    between = tuple(path for path, number in when.items() if start < number < stop and not _inside(path, modules))
+    later = frozenset(path for path, number in when.items() if number >= stop)
+    route = Route(producer, consumer, consumer, "input", between, later, frozenset(when))
+    others = [a for a in producers[1:] if when[a.module] < stop]
+    grouped_consumer = getattr(modules[consumer.module], "groups", 1) > 1
+    if grouped_consumer or (others and _adds(model, width, route, modules, others, call)):
+        return _own_branch(width, route, modules, order[start:stop])
+    return route
+
+
+def _is_weight(model: nn.Module, tensor: str) -> bool:
+    """Whether a tensor is the weight of a module, or the direction of a weight under weight norm."""
+    if f".{tensor}".endswith(".weight"):
+        return True
+    return ".parametrizations." in tensor and lengths_of(model, tensor) is not None
+
+
+def _not_called(axes: Sequence[Axis], modules: Mapping[str, nn.Module]) -> str:
+    names = list(dict.fromkeys(axis.module for axis in axes))
+    for name in names:
+        why = why_not_watched(modules[name]) if name in modules else None
+        if why is not None:
+            return f"{name} {why}"
+    return f"{', '.join(names)} is not a module with a weight that is called as such"
+
+
+def _inside(path: str, modules: Mapping[str, nn.Module]) -> bool:
+    return next(modules[path].children(), None) is not None
+
+
+def _adds(
+    model: nn.Module,
+    width: Width,
+    route: Route,
+    modules: Mapping[str, nn.Module],
+    others: Sequence[Axis],
+    call: Call,
+) -> bool:
+    """Whether other producers are added to the width, rather than multiplied with it as gates are."""
+    seen: list[Tensor] = []
+    consumer = modules[route.consumer.module]
+    silence = [Watch(modules[other.module], "output", torch.zeros_like) for other in others]
+    look = Watch(consumer, "input", lambda x: seen.append(route.neurons(width, x, consumer)))
+    replay(model, call, [*silence, look], evaluation=True)
+    return bool(seen[0].any())
+
+
+def _own_branch(
+    width: Width, route: Route, modules: Mapping[str, nn.Module], order: Sequence[tuple[str, Tensor, Tensor]]
+) -> Route:
+    """The producer's output, followed through norms that take it as it is."""
+    carriers = {axis.module: axis for axis in width.carriers}
+    point, end = route.producer, order[0][2]
+    for path, given, output in order[1:]:
+        if given is end and path in carriers and isinstance(modules[path], _NormBase):
+            point, end = carriers[path], output
+    return replace(route, point=point, side="output")

@@ -1,0 +1,159 @@
+"""Hooks that see what a user's own training step does: the model's inputs, and gradients at the outputs of layers.
+
+They act in training passes only (training mode, gradients on), keep no more than triggers need, and can be removed
+without a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..layer import Layer, Pair
+from ..structure.tracing import is_run_by_us, tensors_in
+from .buffers import Buffer
+from .replay import Call, Hook, observe
+
+
+class Taps:
+    """All hooks on one model.
+
+    Args:
+        model: the model.
+        buffer: takes the inputs of training passes.
+        on_first_call: called once, before the first training pass, with its arguments.
+    """
+
+    def __init__(self, model: nn.Module, buffer: Buffer, on_first_call: Callable[[Call], None] | None = None):
+        self.model, self.buffer = model, buffer
+        self.passes = 0  # training passes since the last step
+        self.backwards = 0  # of these, how many had a backward pass
+        self.backward_visible = True  # whether the model's outputs show that
+        self.muted = False  # while we run the model ourselves
+        self.recording = False
+        self._on_first_call = on_first_call
+        self._call: Call | None = None
+        self._layers: Sequence[Layer] = ()
+        self.fresh = False  # whether a gradient step has been taken since the last pass
+        self._seen: set[tuple[str, str]] = set()
+        self._inputs: dict[str, Tensor] = {}
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(Hook(self._enter), with_kwargs=True),
+            model.register_forward_hook(Hook(self._leave), always_call=True),
+        ]
+
+    def watch(self, layers: Sequence[Layer]) -> None:
+        """Catch the gradients of layers that have a bridge."""
+        self._layers = layers
+        for layer in layers:
+            route = layer.route
+            if route is None or layer.bridge is None:
+                continue
+            producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
+            self._tap(layer, "H_prev", producer, "input", partial(self._input, layer))
+            self._tap(layer, "output", consumer, "output", partial(self._output, layer))
+            for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")):
+                self._tap_gradient(layer, axis, role)
+
+    def _tap(self, layer: Layer, what: str, module: nn.Module, side: Any, action: Callable[[Tensor], None]) -> None:
+        key = layer.name, what
+
+        def act(tensor: Tensor) -> None:
+            if (
+                self.recording and layer.looking and key not in self._seen and not is_run_by_us(self.model)
+            ):  # a layer called twice counts the first time
+                self._seen.add(key)
+                action(tensor)
+
+        self._handles.append(observe(module, side, act))
+
+    def _tap_gradient(self, layer: Layer, axis: Any, role: str) -> None:
+        path, _, name = axis.tensor.rpartition(".")
+        parameter = getattr(self.model.get_submodule(path), name)
+
+        def arrived(parameter: Tensor) -> None:
+            if layer.looking and not self.muted and parameter.grad is not None:
+                layer.gradient_norms[role] = layer.norms(axis, parameter.grad)
+
+        if parameter.requires_grad:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
+
+    def begin(self, call: Call) -> None:
+        """Find out what to watch, the first time."""
+        if self._on_first_call is not None:
+            self.muted = True
+            try:
+                with torch.enable_grad():
+                    self._on_first_call(call)
+            finally:
+                self.muted = False
+            self._on_first_call = None
+
+    # --- what happens in a pass --------------------------------------------------------------------------
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if (
+            module is not self.model
+            or self.muted
+            or is_run_by_us(module)
+            or not (self.model.training and torch.is_grad_enabled())
+        ):
+            return
+        if torch._C._current_graph_task_id() != -1:
+            return  # a checkpoint computes a pass again in the middle of its backward
+        if self.buffer.calls and not self.buffer.calls[-1].intact:
+            self.buffer.overwritten = True
+        call = Call.of(args, kwargs)
+        if self.buffer.overwritten:  # the inputs are somebody's to write into: keep copies
+            call = call.copied()
+        self.begin(call)
+        self.recording, self._call = True, call
+        self._seen.clear()
+        self._inputs.clear()
+        self.passes += 1
+        self.buffer.add(call)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if module is self.model and self.recording and not self.muted and not is_run_by_us(module):
+            self.recording = False
+            self._inputs.clear()
+            if self._call is not None and not self._call.intact:
+                self.buffer.overwritten = True  # by the model itself
+            outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            self.backward_visible = bool(outputs)
+            for tensor in outputs:
+                tensor.register_hook(self._went_backward)  # type: ignore[no-untyped-call]
+
+    def _went_backward(self, gradient: Tensor) -> None:
+        self.backwards += 1
+
+    def _input(self, layer: Layer, tensor: Tensor) -> None:
+        self._inputs[layer.name] = tensor.detach().clone() if self.buffer.overwritten else tensor.detach()
+
+    def _output(self, layer: Layer, tensor: Tensor) -> None:
+        H_prev, call = self._inputs.pop(layer.name, None), self._call
+        if H_prev is None or call is None or not tensor.requires_grad:
+            return
+
+        def arrived(gradient: Tensor) -> None:
+            if self.muted:
+                return
+            if self.fresh:  # the first gradient after a gradient step: what was there belongs to that one
+                self.fresh = False
+                for each in self._layers:
+                    each.pairs.clear()
+            layer.pairs.append(Pair(call, H_prev, gradient.detach(), H_prev._version, layer.shapes))
+
+        tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self.buffer.calls.clear()
+        self.buffer.forget()
+        self._inputs.clear()

@@ -1,0 +1,114 @@
+"""Let everything that describes a model follow its growth: there may be several descriptions, with other ties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from .axes import Structure, new_positions, unwrapped
+from .edits import Edit
+from .terms import Atom, leaves, owners, size
+
+_LIVE: WeakKeyDictionary[nn.Module, WeakSet[Structure]] = WeakKeyDictionary()
+
+
+def register(structure: Structure, model: nn.Module) -> None:
+    """From now on the structure follows what happens to the model."""
+    _LIVE.setdefault(model, WeakSet()).add(structure)
+
+
+def belongs(structure: Structure, model: nn.Module) -> bool:
+    """Whether a structure describes this model, rather than a copy of it."""
+    return structure in _LIVE.get(unwrapped(model), ())
+
+
+class Following:
+    """An operation: all structures of a model follow the edits by which one width becomes `change` neurons larger.
+
+    Those with other ties may not be able to describe the model any more: they say so when they are used again.
+    """
+
+    def __init__(self, model: nn.Module, width: str, edits: Sequence[Edit], change: int):
+        self.model, self.width, self.edits, self.change = unwrapped(model), width, edits, change
+        self.resized: list[Atom] = []
+        self.outdated: list[Structure] = []
+
+    def do(self) -> None:
+        live = [each for each in _LIVE.get(self.model, ()) if each.outdated is None and _fits(each, self.edits)]
+        resized = [(each, _resized(each, self.edits, self.change)) for each in live]
+        made_by = next(((each, atom) for each, atom in resized if atom is not None), None)
+        # All are asked before one is changed: sizes are part of the answers.
+        parts = [None if made_by is None else _parts(each, *made_by) for each in live]
+        self.resized = [atom for own in parts for atom in own or ()]
+        self.outdated = [each for each, own in zip(live, parts, strict=True) if own is None]
+        for atom in self.resized:
+            atom.size += self.change
+        for each in self.outdated:
+            each.outdated = (
+                f"{self.width} was resized without what it is tied to here, or with what it is not tied to: call "
+                "widths(model, example) again, or make a new Grower"
+            )
+
+    def undo(self) -> None:
+        for atom in self.resized:
+            atom.size -= self.change
+        for each in self.outdated:
+            each.outdated = None
+
+    def settle(self) -> None:
+        pass
+
+
+def _fits(structure: Structure, edits: Sequence[Edit]) -> bool:
+    """Whether a structure has the tensors as they were; if not, somebody has changed the model by hand."""
+    axes = structure.axes
+    return all(edit.tensor in axes and size(axes[edit.tensor][edit.axis]) == edit.length for edit in edits)
+
+
+def _resized(structure: Structure, edits: Sequence[Edit], change: int) -> Atom | None:
+    """The atom that the edits resize, all of it and nothing else."""
+    places = {(edit.tensor, edit.axis): edit for edit in edits}
+    for atom in leaves(structure.axes[edits[0].tensor][edits[0].axis]):
+        if set(structure.places[atom]) == set(places) and _is_resized(structure, atom, places, change):
+            return atom
+    return None
+
+
+def _is_resized(structure: Structure, atom: Atom, places: Mapping[tuple[str, int], Edit], change: int) -> bool:
+    removed: Tensor | None = None
+    for (name, axis), edit in places.items():
+        term = structure.axes[name][axis]
+        if edit.values is not None:
+            expected = new_positions(term, atom, change).flatten().sort().values
+        else:
+            owner = owners(term, atom)
+            removed = owner[edit.positions] if removed is None else removed
+            if (removed < 0).any():
+                return False
+            expected = torch.isin(owner, removed).nonzero().flatten()
+        if not torch.equal(expected, edit.positions):
+            return False
+    return True
+
+
+def _parts(structure: Structure, of: Structure, atom: Atom) -> list[Atom] | None:
+    """The atoms that, all together, are an atom of another structure of the same model; None if none are."""
+    owned = {(name, axis): owners(of.axes[name][axis], atom) for name, axis in of.places[atom]}
+    candidates = dict.fromkeys(leaf for name, axis in owned for leaf in leaves(structure.axes[name][axis]))
+    parts, left = [], {place: owner.clone() for place, owner in owned.items()}
+    for candidate in candidates:
+        places = structure.places[candidate]
+        own = {(name, axis): owners(structure.axes[name][axis], candidate) for name, axis in places}
+        if all(place in owned and _agree(owner, owned[place]) for place, owner in own.items()):
+            parts.append(candidate)
+            for place, owner in own.items():
+                left[place][owner >= 0] = -1
+    return parts if all(bool((rest < 0).all()) for rest in left.values()) else None
+
+
+def _agree(owner: Tensor, other: Tensor) -> bool:
+    """Whether all positions that have an owner have the same one in another layout of the axis."""
+    return len(owner) == len(other) and bool((owner == other)[owner >= 0].all())

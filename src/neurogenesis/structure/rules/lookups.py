@@ -1,0 +1,119 @@
+"""Rules of what looks up and writes by index: embeddings, gather and scatter, masks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..terms import Atom, size
+from .base import Axes, Call, broadcast, rule, with_fresh_rest
+
+
+@rule("embedding")
+def _embedding(call: Call) -> list[Axes]:
+    weight, indices = call.arguments["weight"], call.arguments["indices"]
+    padding = call.arguments["padding_idx"]
+    call.fix(call.axes(weight)[0], f"rows looked up by index in {call.where}")
+    # The row of the padding token is zero and gets no gradient: it stays zero.
+    call.role(weight, 1, "producer", "random" if padding < 0 else f"random except {padding}")
+    call.attribute(weight, "embedding_dim", call.axes(weight)[1])
+    return [[*call.axes(indices), call.axes(weight)[1]]]
+
+
+@rule("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(call: Call) -> list[Axes]:
+    weight = call.arguments["weight"]
+    call.fix(call.axes(weight)[0], f"rows looked up by index in {call.where}")
+    call.role(weight, 1, "producer", "random")
+    call.attribute(weight, "embedding_dim", call.axes(weight)[1])
+    return with_fresh_rest(call, [Atom(call.outputs[0].shape[0]), call.axes(weight)[1]])
+
+
+def _looked_up(call: Call, x: Tensor, picked: list[int], indices: list[Tensor]) -> None:
+    """Axes picked by index cannot change; the others of a parameter that data looks up are its neurons."""
+    for axis in range(x.ndim):
+        if axis in picked:
+            call.fix(call.axes(x)[axis], f"picked by index in {call.where}")
+        elif call.is_weight(x) and not all(map(call.is_static, indices)):
+            call.role(x, axis, "producer", "random")
+
+
+@rule("index_select")
+def _index_select(call: Call) -> list[Axes]:
+    x, index = call.arguments["self"], call.arguments["index"]
+    axis = call.arguments["dim"] % x.ndim
+    _looked_up(call, x, [axis], [index])
+    result = list(call.axes(x))
+    result[axis] = call.axes(index)[0] if index.ndim else Atom(1)
+    return [result]
+
+
+@rule("index_add", "index_copy")
+def _index_add(call: Call) -> list[Axes]:
+    x, source = call.axes(call.arguments["self"]), call.axes(call.arguments["source"])
+    dim = call.arguments["dim"] % len(x)
+    for axis, (term, other) in enumerate(zip(x, source, strict=True)):
+        if axis != dim:
+            call.unify(term, other)
+            continue
+        for each in (term, other):
+            call.fix(each, f"picked by index in {call.where}")
+    return [list(x)]
+
+
+@rule("gather", "scatter", "scatter_add", "scatter_reduce")
+def _gather(call: Call) -> list[Axes]:
+    x, index = call.axes(call.arguments["self"]), call.axes(call.arguments["index"])
+    source = call.arguments.get("src")
+    dim = call.arguments["dim"] % max(len(x), 1)
+    for axis, (term, other) in enumerate(zip(x, index, strict=True)):
+        involved = [term, other, *([call.axes(source)[axis]] if isinstance(source, Tensor) else [])]
+        for each in involved:
+            if axis == dim or size(each) != size(term):
+                call.fix(each, f"picked by index in {call.where}")
+            else:
+                call.unify(term, each)
+    return [list(index if call.name == "aten.gather" else x)]
+
+
+@rule("index")
+def _index(call: Call) -> list[Axes]:
+    x = call.arguments["self"]
+    picked, chosen = _picked(call, x, list(call.arguments["indices"]))
+    # Indexed axes that stand together are replaced in place, others move to the front.
+    place = picked[0] if picked == list(range(picked[0], picked[-1] + 1)) else 0
+    kept = [term for axis, term in enumerate(call.axes(x)) if axis not in picked]
+    return [[*kept[:place], *chosen, *kept[place:]]]
+
+
+@rule("index_put", "_index_put_impl")
+def _index_put(call: Call) -> list[Axes]:
+    x, values = call.arguments["self"], call.axes(call.arguments["values"])
+    picked, _ = _picked(call, x, list(call.arguments["indices"]))
+    kept = [term for axis, term in enumerate(call.axes(x)) if axis not in picked]
+    if picked == list(range(len(picked))):  # the others stand behind, in the values too
+        for term, value in zip(reversed(kept), reversed(values), strict=False):
+            if size(value) == size(term):
+                call.unify(term, value)
+    else:
+        for term in (*kept, *values):
+            call.fix(term, f"written by index in {call.where}")
+    return [list(call.axes(x))]
+
+
+def _picked(call: Call, x: Tensor, indices: list[Tensor | None]) -> tuple[list[int], Axes]:
+    """The axes that indices pick from, and the axes that come instead; a mask picks from several."""
+    picked: list[int] = []
+    tensors = [index for index in indices if index is not None]
+    axis = 0
+    for index in indices:
+        width = index.ndim if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+        if index is not None:
+            picked += range(axis, axis + width)
+        axis += width
+    _looked_up(call, x, picked, tensors)
+    if any(index.dtype in (torch.bool, torch.uint8) for index in tensors):
+        for term in (term for index in tensors for term in call.axes(index)):
+            call.fix(term, f"picked by a mask in {call.where}")
+        return picked, [Atom(call.outputs[0].shape[picked[0]])] if call.name == "aten.index" else []
+    return picked, broadcast(call, tensors)

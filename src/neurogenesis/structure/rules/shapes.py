@@ -1,0 +1,250 @@
+"""Rules of what changes shapes: reshapes, permutations, slices, concatenations, pooling and padding."""
+
+from __future__ import annotations
+
+import math
+
+from ..terms import Atom, Conflict, concatenation, factor, product, size
+from .base import Axes, Call, Rule, cut, dimensions, family, fresh, rule, unknown, unmerge
+
+
+@rule("view", "_unsafe_view", "reshape", "_reshape_alias")
+def _reshape(call: Call) -> list[Axes]:
+    """Walk both shapes from the right; axes of equal size correspond, others are merged and split."""
+    old, new = list(call.axes(call.tensors()[0])), list(call.outputs[0].shape)
+    if 0 in new:
+        return [fresh(new)]
+    result: Axes = []
+    while old or new:
+        if old and new and size(old[-1]) == new[-1]:
+            result.append(old.pop())
+            new.pop()
+        elif new and new[-1] == 1:
+            result.append(Atom(new.pop()))
+        elif old and size(old[-1]) == 1:
+            call.fix(old.pop(), f"an axis of size 1 that a reshape drops in {call.where}")
+        else:
+            merged, lengths = [old.pop()], [new.pop()]
+            while (excess := math.prod(map(size, merged)) - math.prod(lengths)) != 0:
+                if excess < 0:
+                    merged.append(old.pop())
+                else:
+                    lengths.append(new.pop())
+            result.extend(_regroup(call, merged[::-1], lengths[::-1])[::-1])
+    return [result[::-1]]
+
+
+def _regroup(call: Call, merged: Axes, lengths: list[int]) -> Axes:
+    result: Axes = []
+    try:
+        rest = product(merged)
+        for length in lengths[:0:-1]:
+            rest, inner = factor(rest, length)
+            result.append(inner)
+        return [rest, *result[::-1]]
+    except Conflict as conflict:
+        result = fresh(lengths)
+        for term in [*merged, *result]:
+            call.misfit(term, conflict)
+        return result
+
+
+@rule("as_strided")
+def _as_strided(call: Call) -> list[Axes]:
+    x = call.arguments["self"]
+    if list(call.arguments["size"]) == [size(term) for term in call.axes(x)]:
+        return [call.axes(x)]  # other strides for the same axes
+    return unknown(call)
+
+
+@rule("unsqueeze")
+def _unsqueeze(call: Call) -> list[Axes]:
+    x = list(call.axes(call.arguments["self"]))
+    x.insert(call.arguments["dim"] % (len(x) + 1), Atom(1))
+    return [x]
+
+
+@rule("squeeze")
+def _squeeze(call: Call) -> list[Axes]:
+    x = call.axes(call.arguments["self"])
+    dropped = [axis for axis in dimensions(call, len(x)) if size(x[axis]) == 1]
+    for axis in dropped:
+        call.fix(x[axis], f"an axis of size 1 that is squeezed in {call.where}")
+    return [[term for axis, term in enumerate(x) if axis not in dropped]]
+
+
+@rule("t", "transpose", "permute")
+def _permute(call: Call) -> list[Axes]:
+    x = call.axes(call.arguments["self"])
+    if call.name.rstrip("_") == "aten.permute":
+        order = [axis % len(x) for axis in call.arguments["dims"]]
+    else:
+        order = list(range(len(x)))
+        a, b = call.arguments.get("dim0", 0), call.arguments.get("dim1", -1)
+        if len(x) > 1:
+            order[a], order[b] = order[b], order[a]
+    return [[x[axis] for axis in order]]
+
+
+@rule("expand")
+def _expand(call: Call) -> list[Axes]:
+    x = call.axes(call.arguments["self"])
+    shape = call.outputs[0].shape
+    result = fresh(shape)
+    for back in range(1, len(x) + 1):
+        if size(x[-back]) == shape[-back]:
+            result[-back] = x[-back]
+        else:
+            call.fix(x[-back], f"one neuron broadcast over others in {call.where}")
+    return [result]
+
+
+@rule("repeat")
+def _repeat(call: Call) -> list[Axes]:
+    x = call.axes(call.arguments["self"])
+    repeats = call.arguments["repeats"]
+    x = [*fresh([1] * (len(repeats) - len(x))), *x]
+    return [[term if n == 1 else product([Atom(n), term]) for n, term in zip(repeats, x, strict=True)]]
+
+
+@rule("cat")
+def _cat(call: Call) -> list[Axes]:
+    tensors = [tensor for tensor in call.arguments["tensors"] if tensor.shape != (0,)]
+    axis = call.arguments["dim"] % tensors[0].ndim
+    result = list(call.axes(tensors[0]))
+    for tensor in tensors[1:]:
+        for other in range(tensor.ndim):
+            if other != axis:
+                call.unify(result[other], call.axes(tensor)[other])
+    result[axis] = concatenation(call.axes(tensor)[axis] for tensor in tensors)
+    return [result]
+
+
+@rule("stack")
+def _stack(call: Call) -> list[Axes]:
+    tensors = call.arguments["tensors"]
+    result = list(call.axes(tensors[0]))
+    for tensor in tensors[1:]:
+        for term, other in zip(result, call.axes(tensor), strict=True):
+            call.unify(term, other)
+    result.insert(call.arguments["dim"] % (len(result) + 1), Atom(len(tensors)))
+    return [result]
+
+
+@rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
+def _split(call: Call) -> list[Axes]:
+    x = call.axes(call.arguments["self"])
+    axis = call.arguments["dim"] % len(x)
+    rest = x[axis]
+    result = []
+    for output in call.outputs:
+        length = output.shape[axis]
+        part = rest
+        if 0 < length < size(rest):
+            part, rest = cut(call, rest, length)
+        elif length == 0:
+            part = Atom(0)
+        result.append([part if i == axis else term for i, term in enumerate(x)])
+    return result
+
+
+@rule("slice")
+def _slice(call: Call) -> list[Axes]:
+    x = list(call.axes(call.arguments["self"]))
+    axis = call.arguments["dim"] % len(x)
+    length = call.outputs[0].shape[axis]
+    if length == size(x[axis]):
+        return [x]
+    if call.arguments["step"] != 1 or length == 0:
+        call.fix(x[axis], f"sliced with a step in {call.where}")
+        x[axis] = Atom(length)
+        return [x]
+    start = call.arguments["start"] or 0
+    start = start + size(x[axis]) if start < 0 else start
+    part = cut(call, x[axis], start)[1] if start else x[axis]
+    x[axis] = cut(call, part, length)[0] if length < size(part) else part
+    return [x]
+
+
+@rule("select", "unbind")
+def _select(call: Call) -> list[Axes]:
+    x = list(call.axes(call.arguments["self"]))
+    chosen = x.pop(call.arguments["dim"] % len(x))
+    call.fix(chosen, f"picked by index in {call.where}")
+    return [list(x) for _ in call.outputs]
+
+
+@rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
+def _fft(call: Call) -> list[Axes]:
+    x = list(call.axes(call.arguments["self"]))
+    for axis in dimensions(call, len(x)):
+        call.fix(x[axis], f"transformed across in {call.where}")
+        x[axis] = Atom(call.outputs[0].shape[axis])
+    return [x]
+
+
+def _pixels(spatial: int) -> Rule:
+    """Pooling, padding and resampling: the last axes change, whatever stands before them does not."""
+
+    def rule(call: Call) -> list[Axes]:
+        x = call.tensors()[0]
+        for term in call.axes(x)[x.ndim - spatial :]:
+            call.fix(term, f"pooled, padded or resampled in {call.where}")
+        return [call.axes(x)[: x.ndim - spatial] + fresh(o.shape[o.ndim - spatial :]) for o in call.outputs]
+
+    return rule
+
+
+for _spatial in (1, 2, 3):
+    _names = r"upsample_\w*|(adaptive_)?(avg|max)_(un)?pool|\w*_pad|grid_sampler_"
+    family(rf"_?({_names}){_spatial}d\w*", _pixels(_spatial))
+
+
+@rule("im2col")
+def _im2col(call: Call) -> list[Axes]:
+    *batch, channels, height, width = call.axes(call.arguments["self"])
+    for term in (height, width):
+        call.fix(term, f"cut into windows in {call.where}")
+    kernel = Atom(math.prod(call.arguments["kernel_size"]))
+    return [[*batch, product([channels, kernel]), Atom(call.outputs[0].shape[-1])]]
+
+
+@rule("col2im")
+def _col2im(call: Call) -> list[Axes]:
+    *batch, columns, _ = call.axes(call.arguments["self"])
+    channels, _ = unmerge(call, columns, math.prod(call.arguments["kernel_size"]))
+    return [[*batch, channels, *fresh(call.outputs[0].shape[-2:])]]
+
+
+@rule("pixel_shuffle", "pixel_unshuffle")
+def _pixel_shuffle(call: Call) -> list[Axes]:
+    *batch, channels, _, _ = call.axes(call.arguments["self"])
+    if call.name == "aten.pixel_shuffle":
+        channels, _ = unmerge(call, channels, call.arguments["upscale_factor"] ** 2)
+    else:
+        channels = product([channels, Atom(call.arguments["downscale_factor"] ** 2)])
+    return [[*batch, channels, *fresh(call.outputs[0].shape[-2:])]]
+
+
+@rule("constant_pad_nd")
+def _constant_pad(call: Call) -> list[Axes]:
+    x = list(call.axes(call.arguments["self"]))
+    pad = call.arguments["pad"]
+    for pair in range(len(pad) // 2):
+        before, after = pad[2 * pair], pad[2 * pair + 1]
+        axis = len(x) - 1 - pair
+        if before < 0 or after < 0:
+            call.fix(x[axis], f"cut by a negative padding in {call.where}")
+            x[axis] = Atom(call.outputs[0].shape[axis])
+        else:
+            x[axis] = concatenation([Atom(before), x[axis], Atom(after)])
+    return [x]
+
+
+@rule("unfold")
+def _unfold(call: Call) -> list[Axes]:
+    x = list(call.axes(call.arguments["self"]))
+    axis = call.arguments["dimension"] % len(x)
+    call.fix(x[axis], f"cut into windows in {call.where}")
+    x[axis] = Atom(call.outputs[0].shape[axis])
+    return [[*x, Atom(call.arguments["size"])]]

@@ -1,0 +1,445 @@
+"""Run the user's model once and label the axes of everything that flows through it.
+
+The model runs for real, under a dispatch mode: every ATen operation it executes is seen, whether a module,
+a function or plain arithmetic on raw parameters called it, and its rule relates the axes of its inputs to
+those of its outputs. The model is left as it was: it runs on copies of its parameters, buffers and inputs, and
+the attributes of its modules and the random state are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .rules import Axes, checked, rule_for, unknown
+from .terms import Atom, Conflict, Term, fix, leaves, size, unify
+
+Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+
+
+class Rejected(Exception):
+    """An operation that cannot follow a change of size.
+
+    `atoms` are to blame, `certain` if the rule singled them out among others; `operation` and `frame` tell
+    what and where it is.
+    """
+
+    def __init__(self, operation: str, frame: _Frame, atoms: list[Atom], certain: bool, reason: object):
+        self.operation, self.where, self.key = operation, frame.where, frame.key
+        self.atoms, self.certain = atoms, certain
+        super().__init__(f"{operation} fails in {frame.where}: {reason}")
+
+
+@dataclass(frozen=True)
+class Label:
+    """The axes of a tensor, and from which parameters or buffers alone it was computed, if from none else."""
+
+    axes: Axes
+    static: bool
+    sources: frozenset[str] = frozenset()
+    zeros: frozenset[str] = frozenset()  # those of the sources that make entries zero where they are zero
+    weight: bool = False  # a parameter itself, or the same numbers in another shape or precision
+    bent: str | None = None  # the operation that computed it and does not keep zeros, or their gradients
+
+
+@dataclass(frozen=True)
+class RoleSeen:
+    """What an operation does with one axis of a tensor that was computed from the sources alone."""
+
+    sources: frozenset[str]
+    term: Term
+    stride: int | None  # None where it is no view of a parameter, whose strides would tell the axis
+    role: str
+    fill: str
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A module's attribute that states the size of an axis."""
+
+    module: str
+    name: str
+    term: Term
+
+
+@dataclass
+class _Frame:
+    """A module that runs, and how many operations it has executed itself."""
+
+    module: nn.Module
+    path: str
+    operations: int = 0
+
+    @property
+    def where(self) -> str:
+        return f"{self.path or 'the model'} ({type(self.module).__name__})"
+
+    @property
+    def key(self) -> tuple[type, int]:
+        """The same for one line of code in all instances of a class."""
+        return type(self.module), self.operations
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Labels the axes of all tensors of a run, starting from those of the parameters and buffers.
+
+    A strict tracer serves to try out changed sizes: where a rule finds that axes do not fit any more, or an
+    operation fails, it raises `Rejected` with the atoms to blame.
+    """
+
+    def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor], axes: dict[str, Axes], strict: bool):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.paths = {module: path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.strict = strict
+        self.tensors = dict(tensors)
+        parameters = dict(model.named_parameters())
+        self.own = {
+            id(tensor): Label(axes[name], True, frozenset([name]), frozenset([name]), name in parameters)
+            for name, tensor in tensors.items()
+        }
+        self.names = {id(tensor): name for name, tensor in tensors.items()}
+        self.used: set[str] = set()
+        self.labels = WeakTensorKeyDictionary()
+        self.frames = [_Frame(model, "")]
+        self.roles: list[RoleSeen] = []
+        self.attributes: list[Attribute] = []
+        self.masks: set[str] = set()  # tensors that weights are multiplied with, entry by entry
+        self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
+
+    def label_input(self, tensor: Tensor) -> None:
+        axes: Axes = [Atom(length, fixed=["a size of the model's input"]) for length in tensor.shape]
+        self.labels[tensor] = Label(axes, False)
+
+    def label(self, tensor: Tensor) -> Label:
+        if id(tensor) in self.own:
+            self.used.add(self.names[id(tensor)])
+            return self.own[id(tensor)]
+        if tensor not in self.labels:
+            reason = "shared with a plain tensor that is neither a parameter nor a buffer"
+            self.labels[tensor] = Label([Atom(length, fixed=[reason]) for length in tensor.shape], True)
+        found: Label = self.labels[tensor]
+        return found
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.frames.append(_Frame(module, self.paths.get(module, self.frames[-1].path)))
+        if isinstance(module, _NormBase) and args and isinstance(args[0], Tensor):
+            axes = self.label(args[0]).axes[:2]
+            fits = [term for term in axes if size(term) == module.num_features]
+            self.attributes += [Attribute(self.frames[-1].path, "num_features", term) for term in fits[-1:]]
+
+    def leave(self, module: nn.Module, _: Any, __: Any) -> None:
+        self.frames.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = _Call(self, func, args, kwargs or {})
+        inputs = [term for tensor in call.tensors() for term in self.label(tensor).axes]
+        self.operations.setdefault(self.frames[-1].key, []).append((call.where, inputs))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except Exception as error:
+            raise self._failure(call, rule_for(func), inputs, error) from error
+        self.frames[-1].operations += 1
+        call.outputs = list(tensors_in(result))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            _without_chance(call)
+        if call.outputs:
+            self._label_outputs(call, rule_for(func), inputs)
+        return result
+
+    def _failure(self, call: _Call, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
+        """Whom to blame for a failed operation: the axes that do not fit by its rule, or all if it cannot tell."""
+        try:
+            rule(call)
+        except Conflict as conflict:
+            return self._rejection(call, conflict, inputs, error)
+        except Exception:  # the rule asks for the outputs that the operation did not give
+            pass
+        return Rejected(call.name, self.frames[-1], _rigid(inputs), False, error)
+
+    def _rejection(self, call: _Call, conflict: Conflict, inputs: Axes, error: Exception) -> Rejected:
+        present = _rigid(inputs)
+        blamed = _rigid(conflict.suspects) or _rigid(conflict.atoms) or present
+        return Rejected(call.name, self.frames[-1], blamed, set(blamed) < set(present), error)
+
+    def _label_outputs(self, call: _Call, rule: Callable[..., list[Axes]], inputs: Axes) -> None:
+        labels = [self.label(tensor) for tensor in call.tensors()]
+        try:
+            outputs = rule(call)
+            if not checked(outputs, call.outputs):
+                raise Conflict(*inputs)
+        except Conflict as conflict:
+            if self.strict and any(atom.rigid for atom in conflict.atoms):
+                raise self._rejection(call, conflict, inputs, conflict) from conflict
+            for atom in conflict.atoms:
+                fix(atom, call.misfits)
+            outputs = unknown(call)
+        static = all(label.static for label in labels)
+        if call.name == "aten.mul" and any(label.weight for label in labels):
+            self.masks.update(*(label.sources for label in labels if label.static and not label.weight))
+        sources = frozenset[str]().union(*(label.sources for label in labels)) if static else frozenset[str]()
+        weight = call.same_numbers and all(label.weight for label in labels)
+        bent = next((label.bent for label in labels if label.bent), None)
+        if call.name not in _KEEP_ZEROS and not call.same_numbers:
+            bent = bent or call.name
+        for tensor, axes in zip(call.outputs, outputs, strict=True):
+            if id(tensor) not in self.own:  # those are only changed in place
+                self.labels[tensor] = Label(axes, static, sources, _zeros(call, labels), weight, bent)
+
+
+# Operations that give zero, with a gradient there, where their inputs are zero; products need only one zero.
+_KEEP_ZEROS = {
+    f"aten.{name}"
+    for name in (
+        "_to_copy _unsafe_view _weight_norm_interface add addmm atan baddbmm bmm cat clone constant_pad_nd "
+        "convolution copy detach div dot flip gather index index_select masked_fill mean mm mul mv neg repeat roll "
+        "rsub sin stack sub sum tanh where"
+    ).split()
+}
+
+
+def _zeros(call: _Call, labels: list[Label]) -> frozenset[str]:
+    """Which sources must be zero for the result to be."""
+    candidates = [(label, tensor) for label, tensor in zip(labels, call.tensors(), strict=True) if label.sources]
+    if call.name == "aten.mul" and candidates:
+        # One factor suffices; the other must not be zero, or neither would have a gradient.
+        return max(candidates, key=lambda pair: (pair[0].weight, pair[1].ndim))[0].zeros
+    return frozenset[str]().union(*(label.zeros for label, _ in candidates))
+
+
+def _without_chance(call: _Call) -> None:
+    """Replace random numbers by one that is the same in every run, whatever sizes were drawn before."""
+    for number, tensor in enumerate(call.outputs):
+        if call.name == "aten.native_dropout":
+            tensor.copy_(call.arguments["input"]) if number == 0 else tensor.fill_(1)
+        elif call.name == "aten.dropout":
+            tensor.copy_(call.arguments["input"])
+        elif tensor.is_floating_point() and "dot_product" not in call.name:
+            tensor.fill_(0.5)
+
+
+class _Watch(TorchFunctionMode):
+    """Blames for functions that fail before they reach an operation that a tracer sees, such as a reshape."""
+
+    def __init__(self, tracer: Tracer):
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Rejected:
+            raise
+        except Exception as error:
+            terms = [term for tensor in tensors_in((args, kwargs)) for term in self.tracer.label(tensor).axes]
+            name = f"aten.{getattr(func, '__name__', func)}"
+            raise Rejected(name, self.tracer.frames[-1], _rigid(terms), False, error) from error
+
+
+def _rigid(terms: Iterable[Term]) -> list[Atom]:
+    return [atom for term in terms for atom in leaves(term) if atom.rigid]
+
+
+class _Call:
+    """The tracer's side of `rules.Call`."""
+
+    def __init__(self, tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self._tracer = tracer
+        schema = func._schema.arguments
+        self.name = f"aten.{func.overloadpacket.__name__}".removesuffix("_")
+        self.arguments = {argument.name: argument.default_value for argument in schema}
+        self.arguments.update(zip((argument.name for argument in schema), args, strict=False))
+        self.arguments.update(kwargs)
+        self.outputs: list[Tensor] = []
+        self.same_numbers = func.is_view or self.name in ("aten.clone", "aten._to_copy", "aten._unsafe_view")
+        self.where = tracer.frames[-1].where
+        self.misfits = f"regrouped by {self.name} in {self.where} as no rule describes"
+        self._inputs = list(tensors_in((args, kwargs)))
+
+    def tensors(self) -> list[Tensor]:
+        return self._inputs
+
+    def axes(self, tensor: Tensor) -> Axes:
+        return self._tracer.label(tensor).axes
+
+    def is_static(self, tensor: Tensor) -> bool:
+        return self._tracer.label(tensor).static
+
+    def is_weight(self, tensor: Tensor) -> bool:
+        return self._tracer.label(tensor).weight
+
+    def unify(self, a: Term, b: Term) -> None:
+        try:
+            unify(a, b)
+        except Conflict as conflict:
+            self.misfit(a, conflict)
+            self.misfit(b, conflict)
+
+    def fix(self, term: Term, reason: str) -> None:
+        fix(term, reason)
+
+    def misfit(self, term: Term, conflict: Conflict) -> None:
+        if self._tracer.strict and _rigid([term]):
+            raise conflict if _rigid(conflict.atoms) else Conflict(term) from conflict
+        fix(term, self.misfits)
+
+    def role(self, tensor: Tensor, axis: int, role: str, fill: str) -> None:
+        label = self._tracer.label(tensor)
+        if not label.static:
+            return
+        term = label.axes[axis]
+        if role == "consumer" and label.bent:
+            fix(term, f"consumed by a weight that {label.bent} computes, which gives no zero fan-out that can learn")
+            return
+        stride = tensor.stride(axis) if self._is_view(tensor, label) else None
+        sources = label.zeros if role == "consumer" else label.sources
+        self._tracer.roles.append(RoleSeen(sources, term, stride, role, fill))
+
+    def _is_view(self, tensor: Tensor, label: Label) -> bool:
+        sources = [self._tracer.tensors[name] for name in label.sources]
+        return any(source.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for source in sources)
+
+    def owned(self, tensor: Tensor) -> bool:
+        sources, path = self._tracer.label(tensor).sources, self._tracer.frames[-1].path
+        return any(source.rpartition(".")[0] == path for source in sources)
+
+    def attribute(self, weight: Tensor, name: str, term: Term) -> None:
+        owners = {source.rpartition(".")[0] for source in self._tracer.label(weight).sources}
+        paths = owners | {self._tracer.frames[-1].path}
+        self._tracer.attributes.extend(Attribute(path, name, term) for path in sorted(paths))
+
+
+def tensors_in(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Tensor]:
+    """All tensors inside tuples, lists, mappings and plain objects, such as the outputs of a model."""
+    if isinstance(value, Tensor):
+        yield value
+    elif id(value) not in inside:  # an object may hold itself
+        for item in _items(value):
+            yield from tensors_in(item, (*inside, id(value)))
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (tuple, list)):
+        return list(value)
+    if isinstance(value, (type, nn.Module, str)) or callable(value):
+        return []
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    return [*vars(value).values()] if hasattr(value, "__dict__") else [getattr(value, n, None) for n in slots]
+
+
+def call_model(model: Callable[..., Any], example: Example) -> Any:
+    """Call a model with an example: a tensor, a tuple of arguments or a mapping of keyword arguments."""
+    if isinstance(example, Mapping):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple) else model(example)
+
+
+_RUN_BY_US: set[nn.Module] = set()
+
+
+@contextmanager
+def run_by_us(model: nn.Module) -> Iterator[None]:
+    """While a model is run by us, rather than by its user: whoever watches it looks away."""
+    outermost = model not in _RUN_BY_US
+    _RUN_BY_US.add(model)
+    try:
+        yield
+    finally:
+        if outermost:
+            _RUN_BY_US.discard(model)
+
+
+def is_run_by_us(model: nn.Module) -> bool:
+    return model in _RUN_BY_US
+
+
+def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[str, Tensor], training: bool) -> Any:
+    """Run the model under a tracer, with the given tensors in place of its own parameters and buffers."""
+    copies: dict[Tensor, Tensor] = {}
+    example = _copied(example, copies)  # a model may change its input in place
+    for tensor in copies.values():
+        tracer.label_input(tensor)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return torch.func.functional_call(model, dict(tensors), args, kwargs, strict=False)
+
+    with ExitStack() as stack:
+        stack.enter_context(run_by_us(model))
+        stack.enter_context(_left_as_it_was(model, training))
+        for handle in (
+            register_module_forward_pre_hook(tracer.enter),
+            register_module_forward_hook(tracer.leave, always_call=True),
+        ):
+            stack.callback(handle.remove)
+        stack.enter_context(tracer)
+        if tracer.strict:
+            stack.enter_context(_Watch(tracer))
+        return call_model(call, example)
+
+
+def _copied(value: Any, copies: dict[Tensor, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        if value not in copies:
+            copies[value] = value.detach().clone()
+        return copies[value]
+    if isinstance(value, Mapping):
+        return {key: _copied(item, copies) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_copied(item, copies) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(_copied(item, copies) for item in value)
+    return value
+
+
+# In training mode these only change values, never which layers run, and some refuse small batches.
+_VALUES_ONLY = (_BatchNorm, _InstanceNorm, _DropoutNd)
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module, training: bool) -> Iterator[None]:
+    """Set the mode; afterwards put back all attributes of all modules and the random state."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
+    with attributes_kept(model):
+        for module in model.modules():
+            module.training = training and not isinstance(module, _VALUES_ONLY)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+@contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[None]:
+    """Afterwards put back all attributes of all modules."""
+    modules = list(model.modules())
+    saved = [dict(vars(module)) for module in modules]
+    held = [[dict(getattr(module, kind)) for kind in _HOLDERS] for module in modules]
+    try:
+        yield
+    finally:
+        for module, attributes, holders in zip(modules, saved, held, strict=True):
+            vars(module).clear()
+            vars(module).update(attributes)
+            for kind, contents in zip(_HOLDERS, holders, strict=True):
+                getattr(module, kind).clear()
+                getattr(module, kind).update(contents)
+
+
+_HOLDERS = ("_parameters", "_buffers", "_modules")

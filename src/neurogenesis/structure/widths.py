@@ -1,0 +1,332 @@
+"""Find the widths of a model: which sizes can grow, together with what, and why not.
+
+A width is a number of neurons or channels with every parameter axis that has that size for the same
+reason: the rows of the layers that produce the neurons, whatever carries something per neuron on the way
+(norms, depthwise convolutions, PReLU), and the columns of the layers that consume them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from .axes import (
+    Axis,
+    Structure,
+    fix_modules,
+    fix_parametrized,
+    fix_the_rest,
+    layer_of,
+    named_tensors,
+    positions_of,
+    tie_widths,
+    unwrapped,
+)
+from .edits import FanIn
+from .following import register
+from .memory import sharing, untied
+from .modes import ordinary_tensors
+from .rehearsal import attempt_growth, shaken, try_out, with_own_buffers
+from .rules import Axes
+from .terms import Atom, Product, Sum, Term, fix, leaves, resolve, size
+from .tracing import Example, Rejected, Tracer, tensors_in, trace
+
+_REMEMBERED: WeakKeyDictionary[nn.Module, Widths] = WeakKeyDictionary()
+
+
+class Width:
+    """A number of neurons: its name, its size now, where it runs through, and whether it can grow."""
+
+    def __init__(self, name: str, term: Term, structure: Structure):
+        self.name = name
+        self._named = term
+        self.structure = structure
+        self.initial = self.size
+        self._positions: dict[Axis, tuple[tuple[int, ...], Tensor, bool]] = {}
+
+    @property
+    def _term(self) -> Term:
+        if self.structure.outdated is not None:
+            raise ValueError(f"{self.name}: {self.structure.outdated}")
+        return self._named
+
+    @property
+    def size(self) -> int:
+        return size(self._term)
+
+    @property
+    def atom(self) -> Atom:
+        """What changes its size when the width grows."""
+        return next(leaves(self._term))
+
+    @property
+    def growable(self) -> bool:
+        return self.reason is None
+
+    @property
+    def reason(self) -> str | None:
+        """Why the width cannot grow, as the model is now; None if it can."""
+        return self.fixed or self.structure.why_not_now(self.atom)
+
+    @property
+    def fixed(self) -> str | None:
+        """Why the width can neither grow nor shrink, whatever the model's parameters hold; None if it can."""
+        reasons = [reason for atom in leaves(self._term) for reason in atom.fixed]
+        if not reasons:
+            return None
+        split = f" (as {term})" if isinstance(term := resolve(self._term), Product) else ""
+        return min(reasons, key=_vagueness) + split
+
+    @property
+    def producers(self) -> list[Axis]:
+        return self._axes("producer")
+
+    @property
+    def carriers(self) -> list[Axis]:
+        return self._axes("carrier")
+
+    @property
+    def consumers(self) -> list[Axis]:
+        return self._axes("consumer")
+
+    @property
+    def axes(self) -> list[Axis]:
+        return self._axes("producer", "carrier", "consumer")
+
+    def positions(self, axis: Axis) -> Tensor:
+        """The positions that each neuron owns on one of the width's axes, of shape (size, per neuron)."""
+        return self._placed(axis)[1]
+
+    def in_order(self, axis: Axis) -> bool:
+        """Whether the neurons own the whole axis, one after the other."""
+        return self._placed(axis)[2]
+
+    def _placed(self, axis: Axis) -> tuple[tuple[int, ...], Tensor, bool]:
+        atom, term = self.atom, self.structure.axes[axis.tensor][axis.axis]
+        sizes = tuple(leaf.size for leaf in leaves(term))
+        known = self._positions.get(axis)
+        if known is None or known[0] != sizes:
+            positions = positions_of(term, atom)
+            in_order = torch.equal(positions.flatten(), torch.arange(size(term)))
+            known = self._positions[axis] = sizes, positions, in_order
+        return known
+
+    def new_entries(
+        self, axis: Axis, count: int, tensor: Tensor, generator: torch.Generator | None, fan_in: FanIn | None = None
+    ) -> Tensor:
+        """What `count` new neurons get on one of the width's axes by default, in the order of their positions."""
+        return self.structure.new_entries(self.atom, axis.tensor, axis.axis, count, tensor, generator, fan_in)
+
+    def _axes(self, *roles: str) -> list[Axis]:
+        return [axis for axis in self.structure.axes_of(self._term) if axis.role in roles]
+
+    def __repr__(self) -> str:
+        return f"Width({self.name!r}, size={self.size}, " + ("growable)" if self.growable else f"fixed: {self.reason})")
+
+
+def _vagueness(reason: str) -> int:
+    """What the outside world or a parametrization fixes explains most, what concerns only a factor least."""
+    vague = ("an axis of size 1", "not ", "picked by index", "tied to a head count", "the number of groups")
+    clear = reason.startswith("a size of the model") or "by the parametrization of" in reason
+    return 0 if clear else 2 if reason.startswith(vague) else 1
+
+
+class Widths:
+    """All widths of a model: iterate over them, look one up by its name, print them as a table.
+
+    It stays right while `neurogenesis.grow` and `neurogenesis.shrink` change the model.
+    """
+
+    def __init__(self, widths: Sequence[Width], structure: Structure):
+        self._widths = {width.name: width for width in widths}
+        self.structure = structure
+
+    def __getitem__(self, name: str) -> Width:
+        if name in self._widths:
+            return self._widths[name]
+        found = [w for w in self if any(axis.module == name for axis in w.producers)]
+        found = [w for w in found if w.growable] or found
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise KeyError(f"{name!r} produces several widths: {', '.join(repr(w.name) for w in found)}")
+        near = difflib.get_close_matches(name, self._widths, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see print(widths) for the names"
+        raise KeyError(f"no width is called {name!r}; {hint}")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._widths
+
+    def __iter__(self) -> Iterator[Width]:
+        return iter(self._widths.values())
+
+    def __len__(self) -> int:
+        return len(self._widths)
+
+    @property
+    def growable(self) -> list[Width]:
+        return [width for width in self if width.growable]
+
+    def differs_from(self, model: nn.Module) -> str | None:
+        """What of the model has changed since its widths were found, other than by growing and shrinking."""
+        return self.structure.differs_from(model)
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("width", "size", "producers", "carriers", "consumers", "can grow")]
+        for width in self:
+            lists = [_listed(axes) for axes in (width.producers, width.carriers, width.consumers)]
+            rows.append((width.name, str(width.size), *lists, "yes" if width.growable else f"no: {width.reason}"))
+        lengths = [max(len(row[column]) for row in rows) for column in range(5)]
+        lines = ["  ".join([*map(str.ljust, row, lengths), row[5]]).rstrip() for row in rows]
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+    __repr__ = __str__
+
+
+def _listed(axes: Sequence[Axis]) -> str:
+    names = list(dict.fromkeys(map(str, axes)))
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
+
+
+def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[str]] = ()) -> Widths:
+    """Find every width of a model from one example input.
+
+    The model is run in evaluation and in training mode, each time with the axes of all tensors labelled, and
+    once more with every width grown, to see that its code follows and its outputs stay. It is left as it was.
+
+    Args:
+        model: any module.
+        example: an input the model accepts: a tensor, a tuple of arguments or a dict of keyword arguments.
+        tie: groups of patterns such as ``[["layer1.*"]]``; the widths whose producers match one of a group's
+            patterns grow together. They must have the same size.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> ng.widths(model, torch.randn(1, 4))["0"]
+        Width('0', size=8, growable)
+    """
+    with ordinary_tensors():
+        return _found(unwrapped(model), example, tie)
+
+
+def _found(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]]) -> Widths:
+    tensors = named_tensors(model)
+    _check_usable(model, tensors)
+    parameters = dict(model.named_parameters())
+    axes: dict[str, Axes] = {name: [Atom(n) for n in tensor.shape] for name, tensor in tensors.items()}
+    structure = Structure(model, axes)
+    shake = partial(shaken, tensors, parameters)
+    base = shake()
+    operations: dict[Any, list[tuple[str, Axes]]] = {}
+    outputs: dict[bool, Any] = {}
+    used: set[str] = set()
+    for training in (False, True):
+        copies = with_own_buffers(base, parameters)
+        tracer = Tracer(model, copies, axes, strict=False)
+        try:
+            outputs[training] = trace(model, example, tracer, copies, training)
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, Rejected) else error
+            message = f"{type(cause).__name__}: {cause}"
+            if not training:
+                raise ValueError(f"the model rejects the example: {message}") from cause
+            _warn(f"the model cannot be run in training mode on this example ({message}): what runs then is not seen")
+            break
+        for tensor in tensors_in(outputs[training]):
+            for term in tracer.label(tensor).axes:
+                fix(term, "a size of the model's output")
+        for key, seen in tracer.operations.items():
+            operations.setdefault(key, []).extend(seen)
+        structure.add(tracer, copies)
+        used |= tracer.used
+    if next(tensors_in(outputs), None) is None:
+        raise ValueError("the model's output holds no tensor that could be found: return tensors, lists or dicts")
+    if unused := [name for name in parameters if name not in used]:
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        _warn(f"the example does not use {', '.join(unused[:3])}{more}; growth cannot follow what it does not see")
+    fix_modules(model, axes)
+    fix_parametrized(model, axes)
+    for name, other in sharing(tensors).items():
+        for term in axes[name]:
+            fix(term, untied(name, other))
+    fix_the_rest(structure, parameters)
+    for group in tie:
+        tie_widths(structure, [group] if isinstance(group, str) else list(group))
+    del base, copies, tracer  # memory for the grown copy
+    try_out(structure, operations, partial(attempt_growth, model, example, structure, shake, outputs))
+    found = Widths(_named(structure), structure)
+    _REMEMBERED[model] = found
+    register(structure, model)
+    return found
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
+def remembered(model: nn.Module) -> Widths | None:
+    """The widths last found for a model."""
+    return _REMEMBERED.get(unwrapped(model))
+
+
+def _check_usable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(f"{path or 'the model'} is a scripted module, which cannot be changed: grow the original")
+    for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise ValueError(f"{name} is lazy and not yet initialised: run the model once on real data first")
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the meta device: materialise it first, as by model.to_empty(...)")
+        if tensor.is_inference() and isinstance(tensor, nn.Parameter):
+            raise ValueError(f"{name} was made in inference mode and can never be trained: make the model outside it")
+
+
+# --- names -----------------------------------------------------------------------------------------------
+
+
+def _named(structure: Structure) -> list[Width]:
+    """Every width with its name: its first producer's path, numbered where one layer produces several."""
+    bases: dict[Term, str] = {}
+    for wanted in ("producer", "consumer"):
+        listed = {atom for term in bases for atom in leaves(term)}
+        for name, axes in structure.axes.items():
+            for number, term in enumerate(axes):
+                if structure.role(name, number)[0] == wanted:
+                    base = layer_of(name) if wanted == "producer" else f"input of {layer_of(name)}"
+                    for part in _parts(term):
+                        if listed.isdisjoint(leaves(part)):
+                            bases.setdefault(part, base)
+    result = []
+    taken: Counter[str] = Counter()
+    growable = {term for term in bases if not any(atom.fixed for atom in leaves(term))}
+    order = {name: number for number, name in enumerate(dict.fromkeys(bases.values()))}
+    for term in sorted(bases, key=lambda term: (order[bases[term]], term not in growable)):
+        taken[bases[term]] += 1
+        suffix = f"#{taken[bases[term]]}" if taken[bases[term]] > 1 else ""
+        result.append(Width(bases[term] + suffix, term, structure))
+    return result
+
+
+def _parts(term: Term) -> Iterator[Term]:
+    """The growable atoms of an axis, and between them what is fixed, unless it only multiplies them."""
+    term = resolve(term)
+    if isinstance(term, Atom) or all(atom.fixed for atom in leaves(term)):
+        yield term
+    elif isinstance(term, Sum):
+        for part in term.parts:
+            yield from _parts(part)
+    else:
+        for each in term.factors:
+            if not all(atom.fixed for atom in leaves(each)):
+                yield from _parts(each)

@@ -1,0 +1,1 @@
+"""Cut and sew: plans applied to models and optimizers, all or nothing."""

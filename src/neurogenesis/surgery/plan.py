@@ -1,0 +1,339 @@
+"""Grow and shrink a width: a plan of edits, printed and checked before anything is touched.
+
+Parameters keep their identity (`torch.utils.swap_tensors`), so optimizers, schedulers and whoever else holds
+them stay right; the optimizer's state is padded with zeros or cut on the same axes, gradients too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..structure.axes import named_tensors, unwrapped
+from ..structure.edits import Change, Edit, FanIn, grouped
+from ..structure.following import Following, belongs
+from ..structure.memory import sharing, untied
+from ..structure.modes import ordinary_tensors
+from ..structure.tracing import Example
+from ..structure.widths import Width, remembered, widths
+from .ages import attend, release
+from .operations import Operation, Resizing, Setting
+from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
+
+# New values by parameter name, stacked along the axis that grows; what is left out is initialized as usual. Where
+# a parameter grows on two axes for the same width, keys of name and axis say which is meant.
+Values = Mapping[str, Tensor] | Mapping[tuple[str, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a growth or a shrinkage does to a model: edits of tensors and of module attributes, changes of what stays.
+
+    Print it to read it, `check` it against a model, `apply` it. Applying is all or nothing.
+    """
+
+    width: str
+    before: int
+    after: int
+    edits: tuple[Edit, ...]
+    attributes: tuple[tuple[str, str, int, int], ...]  # module path, attribute, value before and after
+    changes: tuple[Change, ...] = ()
+
+    def __str__(self) -> str:
+        verb = "grow" if self.after > self.before else "shrink"
+        lines = [f"{verb} {self.width} from {self.before} to {self.after}"]
+        for edit in self.edits:
+            sign = "+" if edit.change > 0 else "-"
+            where = f"{sign}{abs(edit.change)} at {_ranges(edit.positions)}"
+            lines.append(f"  {edit.tensor}  axis {edit.axis}  {where}  ({edit.role})")
+        for change in self.changes:
+            where = f"changed at {_ranges(change.positions)}"
+            lines.append(f"  {change.tensor}  axis {change.axis}  {where}  ({change.role})")
+        lines += [f"  {path}.{name}: {old} -> {new}" for path, name, old, new in self.attributes]
+        return "\n".join(lines)
+
+    def check(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
+        """Raise unless the plan can be applied; touches nothing."""
+        with ordinary_tensors():
+            self._operations(model, as_list(optimizer), ema)
+
+    def apply(
+        self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None, *, ages: bool = True
+    ) -> None:
+        """Make the edits, on the model, the optimizers' state and an averaged copy of the model.
+
+        With `ages`, the optimizers train new weights as if training had just begun for them.
+        """
+        with Surgery(model, optimizer, ema, ages=ages) as surgery:
+            surgery.apply(self)
+
+    def _operations(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None, ages: bool = False
+    ) -> list[Operation]:
+        """All that is to be done, checked."""
+        result: list[Operation] = []
+        edits, model = grouped(self.edits), unwrapped(model)
+        changes = {change.tensor: change.added for change in self.changes}
+        targets = [model] if ema is None else [model, averaged(ema)]
+        for target in targets:
+            tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
+            shared = sharing(tensors)
+            for name, own in edits.items():
+                if name in shared:
+                    raise ValueError(untied(name, shared[name]))
+                _check_tensor(name, tensors.get(name), own, changes.get(name))
+                states = state_edits(name, tensors[name], own, optimizers, ages) if target is model else []
+                result.append(Resizing(tensors[name], own, states, changes.get(name)))
+            for path, name, before, after in self.attributes:
+                if getattr(modules.get(path), name, None) != before:
+                    raise ValueError(f"{path}.{name} is not {before}: {_CHANGED}")
+                result.append(Setting(modules[path], name, before, after))
+        check_optimizers(model, edits, optimizers)
+        result += [Following(target, self.width, self.edits, self.after - self.before) for target in targets]
+        return result
+
+
+def averaged(ema: nn.Module) -> nn.Module:
+    """The model inside an average such as `torch.optim.swa_utils.AveragedModel`, or the copy that it is."""
+    return unwrapped(getattr(ema, "module", ema))
+
+
+def check_average(model: nn.Module, ema: nn.Module) -> None:
+    """Raise unless an average is one of the model."""
+    if not isinstance(ema, nn.Module):
+        raise TypeError(f"ema: expected a module, such as torch.optim.swa_utils.AveragedModel, not {ema!r}")
+    theirs = dict(averaged(ema).named_parameters())
+    for name, own in model.named_parameters():
+        if name not in theirs or theirs[name].shape != own.shape:
+            there = f"has shape {tuple(theirs[name].shape)} there" if name in theirs else "is not there"
+            raise ValueError(f"ema: it is no average of this model: {name} of shape {tuple(own.shape)} {there}")
+
+
+class Surgery:
+    """Plans applied one after the other, each made for what the last has left: all of them or none.
+
+    Use it in a `with` statement: what raises there takes back everything.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None, *, ages: bool = True
+    ):
+        self.model, self.optimizers, self.ema, self.ages = model, as_list(optimizer), ema, ages
+        self._grown = False
+        self._done: list[Operation] = []
+
+    def apply(self, plan: Plan) -> None:
+        with ordinary_tensors():
+            operations = plan._operations(self.model, self.optimizers, self.ema, self.ages)
+            self._grown |= plan.after > plan.before
+            for each in self.optimizers:
+                release(each)
+            for operation in operations:
+                operation.do()
+                self._done.append(operation)
+
+    def __enter__(self) -> Surgery:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            for operation in reversed(self._done):
+                operation.undo()
+        else:
+            for operation in self._done:
+                operation.settle()
+            if self.ages and self._grown:
+                for each in self.optimizers:
+                    attend(each)
+        self._done.clear()
+
+
+_CHANGED = "the model has changed since the plan was made"
+
+
+def find_growable(
+    model: nn.Module, width: str | Width, count: int, example: Example | None = None
+) -> tuple[Width, int]:
+    """The width to be grown, and by how many neurons, checked."""
+    found = _find(model, width, example)
+    count = _whole(count, found.name, "the number of new neurons")
+    if count < 1:
+        raise ValueError(f"{found.name}: the number of new neurons must be positive, not {count}")
+    if found.reason is not None:
+        raise ValueError(f"{found.name} cannot grow: {found.reason}")
+    return found, count
+
+
+def plan_neurons(
+    model: nn.Module,
+    width: str | Width,
+    count: int,
+    values: Values | None = None,
+    changes: Mapping[str, Tensor] | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    fan_ins: Mapping[str, FanIn] | None = None,
+) -> Plan:
+    """Plan to add neurons at the end of a width that is known.
+
+    Args:
+        model: the model.
+        width: the width.
+        count: how many neurons.
+        values: their values where these are not to be the usual ones.
+        changes: what to add to present parameters of the width, by name.
+        generator: source of the random weights; torch's global one by default.
+        fan_ins: what random fan-ins are like, by parameter; by default as long as the present ones on average.
+    """
+    model = unwrapped(model)
+    found, count = find_growable(model, width, count)
+    tensors, given = named_tensors(model), dict(values or {})
+    with ordinary_tensors():
+        edits = found.structure.edits(found.atom, count, tensors, generator, fan_ins)
+        edits = [_with_values(edit, given) for edit in edits]
+    known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
+    if unknown := [key for key in given if key not in known_keys]:
+        raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
+    made = [_change(found, name, added, edits, tensors) for name, added in (changes or {}).items()]
+    return _plan(found, count, edits, [change for change in made if len(change.positions)])
+
+
+def plan_shrinkage(
+    model: nn.Module, width: str | Width, neurons: Sequence[int], *, example: Example | None = None
+) -> Plan:
+    """Plan to remove neurons from a width; arguments as in `shrink`."""
+    model = unwrapped(model)
+    found = _find(model, width, example)
+    if found.fixed is not None:
+        raise ValueError(f"{found.name} cannot shrink: {found.fixed}")
+    if isinstance(neurons, Tensor) and neurons.dtype is torch.bool:
+        raise TypeError(f"{found.name}: expected indices of neurons, not a mask: pass mask.nonzero().flatten()")
+    chosen = sorted({_whole(neuron, found.name, "an index") for neuron in neurons})
+    if not chosen:
+        raise ValueError(f"{found.name}: no neurons to remove were given")
+    if chosen[0] < 0 or chosen[-1] >= found.size:
+        raise IndexError(f"{found.name} has neurons 0 to {found.size - 1}: {neurons} is out of range")
+    if len(chosen) == found.size:
+        raise ValueError(f"{found.name}: cannot remove all {found.size} neurons, at least one must stay")
+    edits = found.structure.edits(found.atom, chosen, named_tensors(model), None)
+    return _plan(found, -len(chosen), edits)
+
+
+def shrink(
+    model: nn.Module,
+    width: str | Width,
+    neurons: Sequence[int],
+    *,
+    optimizer: Optimizers = None,
+    ema: nn.Module | None = None,
+    example: Example | None = None,
+) -> Plan:
+    """Remove neurons, given by their indices, from a width.
+
+    The other arguments and the result are those of `neurogenesis.grow`.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> plan = ng.shrink(model, "0", [0, 5], example=torch.randn(1, 4))
+        >>> model[0].weight.shape, model[2].in_features
+        (torch.Size([6, 4]), 6)
+    """
+    plan = plan_shrinkage(model, width, neurons, example=example)
+    plan.apply(model, optimizer, ema)
+    return plan
+
+
+def _find(model: nn.Module, width: str | Width, example: Example | None) -> Width:
+    known = remembered(model)
+    # A width of this model is the one that is meant, whatever other ties were asked for since.
+    given = width if isinstance(width, Width) and belongs(width.structure, model) else None
+    structure = given.structure if given is not None else known.structure if known is not None else None
+    problem = "its widths are not known yet" if structure is None else structure.differs_from(model)
+    if problem:
+        if example is None:
+            raise ValueError(f"{problem}: call widths(model, example) first, or pass example=")
+        known, given = widths(model, example), None
+    if given is not None:
+        return given
+    assert known is not None
+    return known[width.name if isinstance(width, Width) else width]
+
+
+def _whole(number: object, width: str, what: str) -> int:
+    if isinstance(number, (bool, str)) or not hasattr(number, "__index__"):
+        raise TypeError(f"{width}: {what} must be an integer, not {number!r}")
+    return index(number)
+
+
+def _with_values(edit: Edit, given: Mapping[Any, Tensor]) -> Edit:
+    values, usual = given.get((edit.tensor, edit.axis), given.get(edit.tensor)), edit.values
+    if values is None:
+        return edit
+    assert usual is not None
+    if values.shape != usual.shape:
+        raise ValueError(
+            f"initialization of {edit.tensor}: expected values of shape {tuple(usual.shape)} for axis "
+            f"{edit.axis}, got {tuple(values.shape)}"
+        )
+    if not values.isfinite().all():
+        raise ValueError(f"initialization of {edit.tensor}: the new values are not all finite")
+    return replace(edit, values=values.detach().to(usual))
+
+
+def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Change:
+    own = [edit for edit in edits if edit.tensor == name]
+    if not own:
+        raise ValueError(f"changes of {width.name}: {name!r} does not belong to this width")
+    if added.shape != tensors[name].shape:
+        shapes = f"expected the shape {tuple(tensors[name].shape)}, got {tuple(added.shape)}"
+        raise ValueError(f"changes of {name}: {shapes}")
+    if not added.isfinite().all():
+        raise ValueError(f"changes of {name}: they are not all finite")
+    # Where the width is on two axes of a parameter, the one on which fewer positions change is what is meant.
+    made = [Change(name, edit.axis, added.detach(), edit.role) for edit in own]
+    return min(made, key=lambda change: len(change.positions))
+
+
+def _plan(width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Change] = ()) -> Plan:
+    attributes = width.structure.attribute_changes(width.atom, change)
+    return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes), tuple(changes))
+
+
+def _ranges(positions: Tensor) -> str:
+    """Positions as text: 8-9, 24-25."""
+    numbers = positions.tolist()
+    starts = [n for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
+    stops = [n for i, n in enumerate(numbers) if i == len(numbers) - 1 or numbers[i + 1] != n + 1]
+    pieces = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, stops, strict=True)]
+    return ", ".join(pieces[:3]) + (f" and {len(pieces) - 3} more ranges" if len(pieces) > 3 else "")
+
+
+def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit], added: Tensor | None) -> None:
+    if tensor is None:
+        raise ValueError(f"{name} is gone: {_CHANGED}")
+    if added is not None and added.shape != tensor.shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which its changes do not fit: {_CHANGED}")
+    for edit in edits:
+        if tensor.ndim <= edit.axis or tensor.shape[edit.axis] != edit.length:
+            shape = tuple(tensor.shape)
+            raise ValueError(f"{name} of shape {shape} should have {edit.length} on axis {edit.axis}: {_CHANGED}")
+        if edit.values is not None:
+            there, made_for = list(tensor.shape), list(edit.values.shape)
+            there[edit.axis] = made_for[edit.axis]
+            if there != made_for:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which new values do not fit: {_CHANGED}")
+    if tensor.grad is not None and tensor.grad.layout is not torch.strided:
+        raise ValueError(f"{name} has a sparse gradient: step the optimizer and call zero_grad() first")
+    if weakref.getweakrefs(tensor):
+        raise RuntimeError(
+            f"{name} cannot be resized while something holds a weak reference to it, such as an exported "
+            "program: delete that first"
+        )
