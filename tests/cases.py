@@ -145,7 +145,7 @@ def rms_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.RMSNorm(4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
-@case(randn(2, 6), {"2": 8}, {"0": "normalised across by softmax in 1 (Softmax)"})
+@case(randn(2, 6), {"2": 8}, {"0": "normalized across by softmax in 1 (Softmax)"})
 def softmax() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogenesis.structure.edits import Edit, FanIn, edited, new_values
+from neurogenesis.structure.edits import Edit, edited
+from neurogenesis.structure.fills import RANDOM, FanIn, new_values
 from tests import oracles
 
 
@@ -43,7 +44,7 @@ def test_two_axes_at_once_equal_one_after_the_other(data: st.DataObject, rows: i
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_random_values_have_the_mean_norm_of_the_present_ones(dtype: torch.dtype) -> None:
     old = torch.randn(6, 5, 3).to(dtype)
-    new = new_values(old, 1, 4, "random", torch.Generator().manual_seed(0))
+    new = new_values(old, 1, 4, RANDOM, torch.Generator().manual_seed(0))
     assert new.shape == (6, 4, 3)
     assert new.dtype == dtype
     norms = [t.double().movedim(1, 0).flatten(1).norm(dim=1) for t in (old, new)]
@@ -52,7 +53,7 @@ def test_random_values_have_the_mean_norm_of_the_present_ones(dtype: torch.dtype
 
 def test_random_values_are_balanced_against_what_inputs_have_in_common() -> None:
     common = torch.rand(6, 3)
-    new = new_values(torch.randn(5, 6, 3), 0, 40, "random", torch.Generator().manual_seed(0), FanIn(2.0, common))
+    new = new_values(torch.randn(5, 6, 3), 0, 40, RANDOM, torch.Generator().manual_seed(0), FanIn(2.0, common))
     torch.testing.assert_close(new.flatten(1).norm(dim=1), torch.full((40,), 2.0))
     cosine = new.flatten(1) @ common.flatten() / common.norm() / 2
     assert cosine.abs().max() < 0.06
@@ -60,12 +61,12 @@ def test_random_values_are_balanced_against_what_inputs_have_in_common() -> None
 
 
 def test_random_values_have_the_length_that_is_given() -> None:
-    new = new_values(torch.randn(5, 6, 3), 0, 4, "random", torch.Generator().manual_seed(0), FanIn(7.0))
+    new = new_values(torch.randn(5, 6, 3), 0, 4, RANDOM, torch.Generator().manual_seed(0), FanIn(7.0))
     torch.testing.assert_close(new.flatten(1).norm(dim=1), torch.full((4,), 7.0))
 
 
 def test_a_layer_of_zeros_gets_random_values_all_the_same() -> None:
-    assert new_values(torch.zeros(6, 5), 0, 2, "random", None).abs().min() > 0
+    assert new_values(torch.zeros(6, 5), 0, 2, RANDOM, None).abs().min() > 0
 
 
 def test_channels_last_tensors_stay_channels_last() -> None:

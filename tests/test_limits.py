@@ -253,7 +253,7 @@ def test_a_buffer_that_marks_some_neurons_keeps_their_width_from_growing(held: T
     model = Buffered(held.clone(), use)
     found = ng.widths(model, randn(6, 4))
     assert "held" in (found["a"].reason or "")
-    assert "differs from neuron to neuron" in (found["a"].reason or "")
+    assert "differs between neurons" in (found["a"].reason or "")
     with pytest.raises(ValueError, match="held"):
         ng.grow(model, "a", 1)
     ng.shrink(model, "a", [0])
@@ -483,11 +483,11 @@ def frozen_head() -> nn.Module:
     ("make", "remedy"),
     [
         (lambda: nn.Linear(4, 3), "put a hidden layer between"),
-        (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)), "normalise with BatchNorm"),
+        (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)), "normalize with BatchNorm"),
         (lambda: Written(nn.Linear(4, 8), nn.Linear(8, 2)), r"x\.flatten\(1\)"),
         (frozen_head, r"requires_grad_\(True\)"),
         (lambda: Buffered(torch.arange(5), plus), "let the buffer hold the same"),
-        (lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 8)), nn.Linear(8, 2)), "take the param"),
+        (lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 8)), nn.Linear(8, 2)), "remove the param"),
     ],
 )  # fmt: skip
 def test_a_model_that_cannot_grow_says_in_the_constructor_what_can_be_done(

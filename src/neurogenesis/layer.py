@@ -14,12 +14,12 @@ from torch.nn.modules.conv import _ConvNd
 
 from . import metrics
 from .candidates.bridge import Bridge
-from .candidates.grown import grown_tensors, new_positions, positions_after, stack
+from .candidates.grown import grown_tensors, stack
 from .passes.buffers import Activations, Buffer, Untrained
 from .passes.replay import Call, Watch, replay
 from .passes.routes import Route, pick
 from .structure.axes import Axis
-from .structure.edits import FanIn
+from .structure.fills import FanIn
 from .structure.weight_norm import lengths_of, weight_of
 from .structure.widths import Width
 
@@ -311,7 +311,7 @@ class Layer:
         if fan_in is not None:
             with torch.set_grad_enabled(gradients):
                 tensors, attributes = grown_tensors(model, width, route, count, fan_in, bias, sources)
-        positions = positions_after(width, route.point, count)
+        positions = width.positions_after(route.point, count)
         present, new = positions[: width.size], positions[width.size :]
         result = []
         known = () if self.buffer is None else self.buffer.calls
@@ -332,7 +332,7 @@ class Layer:
 
             def at_consumer(h: Tensor, seen: dict[str, Tensor] = seen) -> None:
                 channel = 1 if isinstance(modules[route.consumer.module], _ConvNd) else -1
-                columns = positions_after(width, route.consumer, count)[width.size :].flatten()
+                columns = width.new_positions(route.consumer, count).flatten()
                 seen.setdefault("consumed", h.index_select(channel, columns.to(h.device)))
 
             def after_producer(z: Tensor, seen: dict[str, Tensor] = seen) -> None:
@@ -357,7 +357,7 @@ class Layer:
         old = self.tensor(axis)
         fan_in = self.fan_ins.get(axis.tensor) if axis.role == "producer" else None
         rows = self.width.new_entries(axis, count, old, generator, fan_in).movedim(axis.axis, 0)
-        order = new_positions(self.width, axis, count).flatten().argsort().argsort()
+        order = self.width.new_positions(axis, count).flatten().argsort().argsort()
         new: Tensor = rows[order.to(rows.device)].unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
         return new
 

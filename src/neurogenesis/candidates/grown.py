@@ -7,23 +7,10 @@ from torch import Tensor, nn
 
 from ..passes.routes import Route
 from ..structure.axes import Axis, named_tensors
-from ..structure.edits import Edit, edited, grouped, new_values
+from ..structure.edits import Edit, edited, grouped
+from ..structure.fills import ZERO, new_values
 from ..structure.weight_norm import lengths_of
 from ..structure.widths import Width
-
-
-def positions_after(width: Width, axis: Axis, count: int) -> Tensor:
-    """The positions that neurons will own on an axis when there are `count` more, of shape (neurons, per neuron)."""
-    width.atom.size += count
-    try:
-        return width.positions(axis)
-    finally:
-        width.atom.size -= count
-
-
-def new_positions(width: Width, axis: Axis, count: int) -> Tensor:
-    """The positions that `count` new neurons will own on an axis, of shape (count, per neuron)."""
-    return positions_after(width, axis, count)[width.size :]
 
 
 def grown_tensors(
@@ -65,9 +52,9 @@ def grown_tensors(
         elif axis.module in route.later:
             continue
         else:
-            positions = new_positions(width, axis, count).flatten().sort().values
+            positions = width.new_positions(axis, count).flatten().sort().values
             if alone and axis.role == "producer":
-                values = new_values(old, axis.axis, len(positions), "zero", generator)
+                values = new_values(old, axis.axis, len(positions), ZERO, generator)
             else:
                 values = width.new_entries(axis, count, old, generator)
             if sources is not None and axis.role != "consumer":
@@ -84,6 +71,6 @@ def grown_tensors(
 
 def stack(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tensor]:
     """Values of new neurons, count x per neuron x the rest, in the order of their positions on an axis."""
-    positions = new_positions(width, axis, len(values)).flatten()
+    positions = width.new_positions(axis, len(values)).flatten()
     order = positions.argsort()
     return positions[order], values.flatten(0, 1)[order.to(values.device)].movedim(0, axis.axis)

@@ -18,7 +18,7 @@ from ..structure.axes import Axis
 from ..structure.edits import Edit, edited
 from ..structure.widths import Width
 from .bridge import Bridge, Kernel, Pooling, pooling_from
-from .grown import grown_tensors, new_positions
+from .grown import grown_tensors
 
 
 def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bridge | str:
@@ -179,7 +179,7 @@ def probed(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | 
         z = z.detach().movedim(channel, 1)
         new = torch.tensor([0.0, 1.0]).to(z).reshape(2, *[1] * (z.ndim - 2)).expand(len(z), 2, *z.shape[2:])
         seen["before"] = new.clone().requires_grad_()
-        positions = new_positions(width, route.producer, 2)
+        positions = width.new_positions(route.producer, 2)
         values = seen["before"].repeat_interleave(positions.shape[1], 1)
         order = positions.flatten().argsort()
         edit = Edit("", 1, z.shape[1], positions.flatten()[order], values[:, order], "producer")
@@ -187,7 +187,7 @@ def probed(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | 
 
     def take_out(h: Tensor) -> None:
         seen["whole"] = h
-        seen["after"] = pick(h, consumer, new_positions(width, route.consumer, 2))
+        seen["after"] = pick(h, consumer, width.new_positions(route.consumer, 2))
 
     # The producer keeps its size: what it lacks is put into its output.
     watches = [Watch(producer, "output", put_in), Watch(consumer, "input", take_out)]

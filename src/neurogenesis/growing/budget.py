@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..layer import Layer
 from ..structure.edits import edited
-from ..structure.terms import size as size_of
 from ..surgery.plan import Plan, plan_neurons, shrink
 
 
@@ -44,24 +43,10 @@ def affordable(model: nn.Module, limit: int | None, layer: Layer, count: int, al
     """How many of so many neurons the limit of parameters allows, when other layers grow as well."""
     if limit is None:
         return count
-    parameters, axes = dict(model.named_parameters()), layer.width.structure.axes
-    atoms = [(other.width.atom, added) for other, added in also]
-    for atom, added in atoms:
-        atom.size += added
-    try:
-        while count:
-            layer.width.atom.size += count
-            total = sum(
-                torch.Size(map(size_of, axes[name])).numel() if name in axes else own.numel()
-                for name, own in parameters.items()
-            )
-            layer.width.atom.size -= count
-            if total <= limit:
-                break
-            count -= 1
-    finally:
-        for atom, added in atoms:
-            atom.size -= added
+    structure, atom = layer.width.structure, layer.width.atom
+    sizes = {other.width.atom: other.size + added for other, added in also}
+    while count and structure.parameters_with(model, {**sizes, atom: atom.size + count}) > limit:
+        count -= 1
     return count
 
 

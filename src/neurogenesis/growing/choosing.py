@@ -40,33 +40,9 @@ def choose(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> lis
     return chosen
 
 
-# By words of a reason: what its user can do about it.
-_REMEDIES = {
-    "a size of the model's": "sizes of inputs and outputs stay: put a hidden layer between two linear layers or "
-    "convolutions",
-    "written out in the code": "compute shapes from tensors (x.flatten(1), x.view(len(x), -1)) instead of writing "
-    "numbers",
-    "fixes in": "compute sizes from tensors (x.shape[1]) instead of writing numbers",
-    "fails when it grows": "let the model's code read sizes from its tensors instead of expecting those it was built "
-    "with",
-    "normalised across": "normalise with BatchNorm, whose channels stand alone, or put a hidden layer inside",
-    "is frozen": "train the consumer, with requires_grad_(True), or grow another layer",
-    "differs from neuron to neuron": "let the buffer hold the same for all neurons, or derive it in forward()",
-    "shares its memory": "give each parameter memory of its own, before the optimizer is made",
-    "plain tensor": "register the tensor with register_buffer, or make it a Parameter",
-    "without a rule": "write the operation with others that are known, or open an issue that names it",
-    "head": "grow the feed-forward layers of attention blocks: head sizes and counts stay",
-    "recurrent layer": "put a hidden layer before or behind the recurrent layer",
-    "kept orthogonal": "take the parametrization off, or grow another layer",
-    "spectral norm": "take the parametrization off, or grow another layer",
-    "not consumed by any layer": "pass an example that runs the whole model",
-    "only by buffers": "let a trained layer consume it",
-}
-
-
 def _nothing_grows(known: Widths) -> str:
-    reasons = {width.name: width.reason or "" for width in known}
-    remedies = [remedy for words, remedy in _REMEDIES.items() if any(words in reason for reason in reasons.values())]
+    reasons = {width.name: width.why for width in known}
+    remedies = [reason.kind.remedy for reason in reasons.values() if reason is not None and reason.kind.remedy]
     lines = ["no width of this model can grow:", *(f"  {name}: {reason}" for name, reason in reasons.items())]
     if remedies:
         lines += ["what can be done:", *(f"  {remedy}" for remedy in dict.fromkeys(remedies))]

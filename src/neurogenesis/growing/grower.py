@@ -21,7 +21,7 @@ from ..passes.taps import Taps
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
 from ..structure.axes import unwrapped
-from ..structure.edits import FanIn
+from ..structure.fills import FanIn
 from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
 from ..structure.widths import Widths, remembered, widths

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm
 
-from .edits import Edit, FanIn, new_values
-from .rules import Axes
-from .terms import Atom, Product, Term, fix, leaves, owners, resolve, size, unify
-from .tracing import Attribute, RoleSeen, Tracer
+from .edits import Edit
+from .fills import MEAN, ONE, RANDOM, FanIn, Fill, new_values
+from .reasons import Kind, Reason
+from .rules import Axes, Role
+from .terms import (
+    Atom,
+    Sizes,
+    Term,
+    fix,
+    leaves,
+    new_positions,
+    owners,
+    positions_of,
+    resolve,
+    size,
+)
+from .tracing import Attribute, Tracer
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -84,24 +96,26 @@ class Structure:
         self.buffers = frozenset(name for name, _ in model.named_buffers())
         self.masks: set[str] = set()  # of these, those that weights are multiplied with
         self._model = weakref.ref(model)
-        self.roles: dict[tuple[str, int], tuple[str, str]] = {}
+        self.roles: dict[tuple[str, int], tuple[Role, Fill]] = {}
         self.attributes: list[Attribute] = []
-        # Axes of weights that are normed: along the one a zero has no direction, across the others all count.
-        self.normed: dict[str, set[tuple[str, int]]] = {"normed along": set(), "normed across": set()}
+        # Axes of weights under weight norm: slices along the one need a direction, the others are normed across.
+        self.normed_along: set[tuple[str, int]] = set()
+        self.normed_across: set[tuple[str, int]] = set()
 
     def add(self, tracer: Tracer, tensors: Mapping[str, Tensor]) -> None:
         """Take over what a run has shown of roles and attributes."""
         for seen in tracer.roles:
-            places = [place for name in seen.sources for place in self._meant(seen, name, tensors[name])]
-            if seen.role in self.normed:
-                self.normed[seen.role].update(places)
-                continue
+            places = self._places(seen.sources, seen.term, seen.stride, tensors)
             for place in places:
                 present = self.roles.get(place)
                 if present is None or _RANK[seen.role] > _RANK[present[0]]:
                     self.roles[place] = seen.role, seen.fill
             if seen.role == "consumer" and not places:
-                fix(seen.term, "consumed by a tensor that is not a parameter")
+                fix(seen.term, Reason("consumed by a tensor that is not a parameter"))
+        for norm in tracer.norms:
+            for axis, (term, stride) in enumerate(zip(norm.terms, norm.strides, strict=True)):
+                places = self._places(norm.sources, term, stride, tensors)
+                (self.normed_along if axis == norm.axis else self.normed_across).update(places)
         self.masks |= tracer.masks & self.buffers
         known = set(self.attributes)
         for attribute in tracer.attributes:
@@ -111,19 +125,24 @@ class Structure:
                 known.add(attribute)
                 self.attributes.append(attribute)
 
-    def _meant(self, seen: RoleSeen, name: str, tensor: Tensor) -> list[tuple[str, int]]:
-        """The axes of a source that an operation has used."""
-        atoms = set(leaves(seen.term))
-        places = [axis for axis, term in enumerate(self.axes[name]) if not atoms.isdisjoint(leaves(term))]
-        counts = Counter(atom for axis in places for atom in set(leaves(self.axes[name][axis])))
-        if max(counts.values(), default=0) > 1:
-            # Where input and output axes are one width, strides tell the one that is meant.
-            places = [axis for axis in places if tensor.stride(axis) == seen.stride] or places
-        return [(name, axis) for axis in places]
+    def _places(
+        self, sources: Iterable[str], term: Term, stride: int | None, tensors: Mapping[str, Tensor]
+    ) -> list[tuple[str, int]]:
+        """The axes of sources that an operation has used, by tensor and number."""
+        atoms, result = set(leaves(term)), []
+        for name in sources:
+            axes = [axis for axis, own in enumerate(self.axes[name]) if not atoms.isdisjoint(leaves(own))]
+            counts = Counter(atom for axis in axes for atom in set(leaves(self.axes[name][axis])))
+            if max(counts.values(), default=0) > 1:
+                # Where input and output axes are one width, strides tell the one that is meant.
+                axes = [axis for axis in axes if tensors[name].stride(axis) == stride] or axes
+            result += [(name, axis) for axis in axes]
+        return result
 
-    def role(self, name: str, axis: int) -> tuple[str, str]:
-        role, fill = self.roles.get((name, axis), ("carrier", "mean"))
-        return role, "random" if (name, axis) in self.normed["normed along"] else fill
+    def role(self, name: str, axis: int) -> tuple[Role, Fill]:
+        """What an axis does, and what new neurons get there by default."""
+        role, fill = self.roles.get((name, axis), ("carrier", MEAN))
+        return role, RANDOM if (name, axis) in self.normed_along else fill
 
     @cached_property
     def places(self) -> dict[Atom, list[tuple[str, int]]]:
@@ -153,19 +172,23 @@ class Structure:
         tensors: Mapping[str, Tensor],
         generator: Any,
         fan_ins: Mapping[str, FanIn] | None = None,
+        sizes: Sizes | None = None,
     ) -> list[Edit]:
-        """The edits that add `change` neurons at a width's end, or remove those of the given indices."""
+        """The edits that add `change` neurons at a width's end, or remove those of the given indices.
+
+        `sizes` are those of other widths, where tensors are not of the present ones.
+        """
         result = []
         for name, axis in self.places[atom]:
             term, role = self.axes[name][axis], self.role(name, axis)[0]
             values = None
             if isinstance(change, int):
-                positions = new_positions(term, atom, change).flatten().sort().values
+                positions = new_positions(term, atom, change, sizes).flatten().sort().values
                 fan_in = (fan_ins or {}).get(name) if role == "producer" else None
-                values = self.new_entries(atom, name, axis, change, tensors[name], generator, fan_in)
+                values = self.new_entries(atom, name, axis, change, tensors[name], generator, fan_in, sizes)
             else:
-                positions = torch.isin(owners(term, atom), torch.tensor(change)).nonzero().flatten()
-            result.append(Edit(name, axis, size(term), positions, values, role))
+                positions = torch.isin(owners(term, atom, sizes), torch.tensor(change)).nonzero().flatten()
+            result.append(Edit(name, axis, size(term, sizes), positions, values, role))
         # Consumers last: where new rows and new columns cross, the zero fan-out holds.
         return sorted(result, key=lambda edit: edit.role == "consumer")
 
@@ -178,21 +201,22 @@ class Structure:
         tensor: Tensor,
         generator: torch.Generator | None,
         fan_in: FanIn | None = None,
+        sizes: Sizes | None = None,
     ) -> Tensor:
         """What `count` new neurons of a width get on one of its axes by default, in the order of their positions."""
-        fill, positions = self.role(name, axis)[1], new_positions(self.axes[name][axis], atom, count)
+        fill, positions = self.role(name, axis)[1], new_positions(self.axes[name][axis], atom, count, sizes)
         if self._marks(name, axis):
-            rows = self._neurons(atom, name, axis, tensor)
-            drawn = fill.startswith("random") and rows.is_floating_point() and name not in self.masks
+            rows = self._neurons(atom, name, axis, tensor, sizes)
+            drawn = fill.values == "random" and rows.is_floating_point() and name not in self.masks
             shared = None if drawn and len(rows) == 1 else _shared(rows)  # one neuron alone shows no pattern
             if shared is not None:
                 order = positions.flatten().argsort().to(shared.device)
                 return shared.expand(count, *shared.shape[1:]).flatten(0, 1)[order].movedim(0, axis)
             if name in self.masks:  # lets the weights of new neurons through
-                fill = "one" if _zeros_and_ones(rows) else "mean"
+                fill = ONE if _zeros_and_ones(rows) else MEAN
         return new_values(tensor, axis, positions.numel(), fill, generator, fan_in)
 
-    def why_not_now(self, atom: Atom) -> str | None:
+    def why_not_now(self, atom: Atom) -> Reason | None:
         """Why a width that could grow cannot as the model's parameters and buffers are now."""
         model = self._model()
         if model is None:
@@ -201,14 +225,16 @@ class Structure:
         trained = [name for name in consumers if self._tensor(name).requires_grad]
         if consumers and not trained and any(parameter.requires_grad for parameter in model.parameters()):
             names = ", ".join(dict.fromkeys(map(layer_of, consumers)))
-            return f"its consumer {names} is frozen (requires_grad is False), so that new neurons could never learn"
+            text = f"its consumer {names} is frozen (requires_grad is False): new neurons could never learn"
+            return Reason(text, Kind.FROZEN)
         for name, axis in self.places[atom]:
             if self._marks(name, axis) and name not in self.masks:
                 rows = self._neurons(atom, name, axis, self._tensor(name))
                 counts = not (rows.is_floating_point() or rows.is_complex())
                 if (counts or _zeros_and_ones(rows)) and _shared(rows) is None:
                     kind = str(rows.dtype).removeprefix("torch.")
-                    return f"{name} ({kind}) differs from neuron to neuron, and nothing says what new ones should get"
+                    text = f"{name} ({kind}) differs between neurons, and nothing says what new ones should get"
+                    return Reason(text, Kind.DIFFERS)
         return None
 
     def _tensor(self, name: str) -> Tensor:
@@ -227,20 +253,20 @@ class Structure:
         Not what a frozen layer computes neurons from or consumes them with; nor running statistics, which start anew.
         """
         role, fill = self.role(name, axis)
-        if role == "consumer" or fill.startswith("statistic"):
+        if role == "consumer" or fill.statistic:
             return False
         if name in self.buffers:
             return True
         return role == "carrier" and self._model() is not None and not self._tensor(name).requires_grad
 
-    def _neurons(self, atom: Atom, name: str, axis: int, tensor: Tensor) -> Tensor:
+    def _neurons(self, atom: Atom, name: str, axis: int, tensor: Tensor, sizes: Sizes | None = None) -> Tensor:
         """What a tensor holds for the neurons of a width: neurons x per neuron x the rest."""
         term = self.axes[name][axis]
-        if tensor.ndim <= axis or tensor.shape[axis] != size(term):
+        if tensor.ndim <= axis or tensor.shape[axis] != size(term, sizes):
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}: the model has changed since its widths were found"
             )
-        return tensor.detach().movedim(axis, 0)[positions_of(term, atom).to(tensor.device)]
+        return tensor.detach().movedim(axis, 0)[positions_of(term, atom, sizes).to(tensor.device)]
 
     def differs_from(self, model: nn.Module) -> str | None:
         """What of the model has changed since its widths were found, other than by growing and shrinking."""
@@ -254,39 +280,24 @@ class Structure:
                 return f"the model has changed ({name} has shape {there}, not {expected})"
         return None
 
-    def attribute_values(self) -> list[tuple[str, str, int]]:
+    def attribute_values(self, sizes: Sizes | None = None) -> list[tuple[str, str, int]]:
         """Module path, attribute and the value it should have, for every attribute that states a size."""
-        return [(each.module, each.name, size(each.term)) for each in self.attributes]
+        return [(each.module, each.name, size(each.term, sizes)) for each in self.attributes]
 
     def attribute_changes(self, atom: Atom, change: int) -> list[tuple[str, str, int, int]]:
         """The attributes that `change` more neurons of a width alter: module path, name, value before and after."""
-        before = self.attribute_values()
-        atom.size += change
-        try:
-            after = self.attribute_values()
-        finally:
-            atom.size -= change
-        pairs = zip(before, after, strict=True)
+        pairs = zip(self.attribute_values(), self.attribute_values({atom: atom.size + change}), strict=True)
         return list(dict.fromkeys((path, name, old, new) for (path, name, old), (_, _, new) in pairs if old != new))
+
+    def parameters_with(self, model: nn.Module, sizes: Sizes) -> int:
+        """How many parameters the model would have if widths had other sizes."""
+        return sum(
+            prod(size(term, sizes) for term in self.axes[name]) if name in self.axes else own.numel()
+            for name, own in model.named_parameters()
+        )
 
 
 _RANK = {"carrier": 0, "producer": 1, "consumer": 2}
-
-
-def positions_of(term: Term, atom: Atom) -> Tensor:
-    """The positions that each neuron owns on an axis, of shape (neurons, per neuron)."""
-    owner = owners(term, atom)
-    return owner.sort(stable=True).indices[(owner < 0).sum() :].reshape(atom.size, -1)
-
-
-def new_positions(term: Term, atom: Atom, count: int) -> Tensor:
-    """The positions that `count` new neurons will own on an axis, of shape (count, per neuron)."""
-    before = atom.size
-    atom.size += count
-    try:
-        return positions_of(term, atom)[before:]
-    finally:
-        atom.size = before
 
 
 def _shared(rows: Tensor) -> Tensor | None:
@@ -296,98 +307,3 @@ def _shared(rows: Tensor) -> Tensor | None:
 
 def _zeros_and_ones(rows: Tensor) -> bool:
     return bool(((rows == 0) | (rows == 1)).all())
-
-
-_FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str]] = [
-    ((nn.RNNBase, nn.RNNCellBase), "tied to the gates and the state of the recurrent layer {}"),
-    (
-        (nn.MultiheadAttention,),
-        "tied to the head count of {}, which splits one embedding size for query, key and value alike",
-    ),
-]
-
-
-_PARAMETRIZATIONS: dict[type[nn.Module], str] = {
-    _Orthogonal: "kept orthogonal by the parametrization of {}, which other sizes would break",
-    _SpectralNorm: "divided by its spectral norm by the parametrization of {}, which new neurons would change",
-}
-
-
-def fix_parametrized(model: nn.Module, axes: Mapping[str, Axes]) -> None:
-    """Weights with a property that other sizes would not have."""
-    for path, module in model.named_modules():
-        if type(module) in _PARAMETRIZATIONS:
-            weight, _, _ = path.rpartition(".")
-            named = weight.replace("parametrizations.", "")
-            reason = f"{named} is {_PARAMETRIZATIONS[type(module)].format(layer_of(named))}"
-            for term in (term for name in axes if name.startswith(f"{weight}.") for term in axes[name]):
-                fix(term, reason)
-
-
-def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
-    """Modules whose own checks or kernels allow no other sizes than those they were built with."""
-    for path, module in model.named_modules():
-        for kinds, reason in _FIXED_MODULES:
-            if isinstance(module, kinds):
-                for name in axes:
-                    if name.startswith(f"{path}." if path else ""):
-                        for term in axes[name]:
-                            fix(term, reason.format(f"{path or 'the model'} ({type(module).__name__})"))
-
-
-def tie_widths(structure: Structure, patterns: list[str]) -> None:
-    """Make one width of all growable widths whose producers match one of the patterns."""
-    chosen: dict[Atom, str] = {}
-    for (name, number), (role, _) in structure.roles.items():
-        if role == "producer" and any(fnmatchcase(layer_of(name), pattern) for pattern in patterns):
-            for atom in leaves(structure.axes[name][number]):
-                if not atom.fixed:
-                    chosen.setdefault(atom, layer_of(name))
-    if not chosen:
-        raise ValueError(f"tie: no layer that produces a growable width matches {patterns}")
-    if len({atom.size for atom in chosen}) > 1:
-        sizes = ", ".join(f"{layer} of size {atom.size}" for atom, layer in chosen.items())
-        raise ValueError(f"tie: widths that grow together must have one size, but these match: {sizes}")
-    first, *others = chosen
-    for atom in others:
-        unify(first, atom)
-
-
-def fix_the_rest(structure: Structure, parameters: Container[str]) -> None:
-    """Widths that no layer produces or consumes, or that are an axis together with themselves."""
-    roles: dict[Atom, set[tuple[str, str]]] = {}
-    trained: Counter[Atom] = Counter()
-    for name, axes in structure.axes.items():
-        for number, term in enumerate(axes):
-            for atom in leaves(term):
-                roles.setdefault(atom, set()).add(structure.role(name, number))
-                trained[atom] += structure.role(name, number)[0] == "consumer" and name in parameters
-            if structure.role(name, number)[0] == "producer" and (name, number) in structure.normed["normed across"]:
-                fix(term, f"normalised across by the weight norm of {layer_of(name)}")
-            for atom in _squared(term):
-                fix(atom, f"multiplied with itself in the shape of {name}")
-    for atom, seen in roles.items():
-        if not any(role == "producer" and fill.startswith("random") for role, fill in seen):
-            reason = "not produced by any layer" if ("producer", "zero") not in seen else "only a bias produces it"
-            fix(atom, reason)
-        elif "consumer" not in {role for role, _ in seen}:
-            fix(atom, "not consumed by any layer")
-        elif not trained[atom]:
-            fix(atom, "consumed only by buffers, which are not trained")
-
-
-def _squared(term: Term) -> list[Atom]:
-    term = resolve(term)
-    if isinstance(term, Atom):
-        return []
-    children = term.factors if isinstance(term, Product) else term.parts
-    result = [atom for child in children for atom in _squared(child)]
-    if isinstance(term, Product):
-        counts = Counter(atom for child in children for atom in set(leaves(child)))
-        result += [atom for atom, number in counts.items() if number > 1]
-    return result
-
-
-def growable_atoms(structure: Structure) -> list[Atom]:
-    atoms = (atom for axes in structure.axes.values() for term in axes for atom in leaves(term))
-    return [atom for atom in dict.fromkeys(atoms) if not atom.fixed]

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from .axes import Structure, new_positions, unwrapped
+from .axes import Structure, unwrapped
 from .edits import Edit
-from .terms import Atom, leaves, owners, size
+from .terms import Atom, leaves, new_positions, owners, size
 
 _LIVE: WeakKeyDictionary[nn.Module, WeakSet[Structure]] = WeakKeyDictionary()
 

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .axes import Structure, growable_atoms
+from .axes import Structure
 from .edits import edited, grouped
+from .limits import growable_atoms
+from .reasons import Kind, Reason
 from .rules import Axes
-from .terms import Atom, Product, Term, concatenation, fix, leaves, product, resolve
+from .terms import Atom, Product, Term, concatenation, fix, leaves, product, resolve, size
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
 
 
@@ -43,13 +45,13 @@ def try_out(
         try:
             attempt([atom])
         except Exception as error:
-            fix(atom, f"the model fails when it grows: {error}")
+            fix(atom, Reason(f"the model fails when it grows: {error}", Kind.FAILS))
 
 
-def _fixed_shape(operation: str, where: str) -> str:
+def _fixed_shape(operation: str, where: str) -> Reason:
     if operation in ("aten.view", "aten.reshape", "aten._unsafe_view"):
-        return f"reshaped to a size written out in the code of {where}"
-    return f"has a size that {operation} fixes in {where}"
+        return Reason(f"reshaped to a size written out in the code of {where}", Kind.WRITTEN_SHAPE)
+    return Reason(f"has a size that {operation} fixes in {where}", Kind.WRITTEN_SIZE)
 
 
 def attempt_growth(
@@ -63,19 +65,15 @@ def attempt_growth(
     """Run the model with the given atoms grown; raise where that fails or changes the outputs of either mode."""
     current, parameters = shake(), dict(model.named_parameters())
     generator = torch.Generator().manual_seed(0)
-    sizes = {atom: atom.size for atom in grown}
-    try:
-        for atom, amount in _amounts(structure, grown).items():
-            edits = structure.edits(atom, amount, current, generator)
-            for name, own in grouped(edits).items():
-                current[name] = edited(current[name], own)
-            atom.size += amount
-        twins: dict[Atom, Atom] = {}
-        axes = {name: [_twin(term, set(grown), twins) for term in terms] for name, terms in structure.axes.items()}
-        attributes = structure.attribute_values()
-    finally:
-        for atom, original in sizes.items():
-            atom.size = original
+    sizes: dict[Atom, int] = {}
+    for atom, amount in _amounts(structure, grown).items():
+        edits = structure.edits(atom, amount, current, generator, sizes=sizes)
+        for name, own in grouped(edits).items():
+            current[name] = edited(current[name], own)
+        sizes[atom] = atom.size + amount
+    twins: dict[Atom, Atom] = {}
+    axes = {name: [_twin(term, sizes, twins) for term in terms] for name, terms in structure.axes.items()}
+    attributes = structure.attribute_values(sizes)
     originals = {id(new): old for old, new in twins.items()}
     modules = dict(model.named_modules(remove_duplicate=False))
     before = [(modules[path], name, getattr(modules[path], name)) for path, name, _ in attributes]
@@ -113,13 +111,14 @@ def _amounts(structure: Structure, grown: Sequence[Atom]) -> dict[Atom, int]:
 _STEPS = (3, 7, 11, 5, 13, 9)
 
 
-def _twin(term: Term, rigid: set[Atom], twins: dict[Atom, Atom]) -> Term:
+def _twin(term: Term, sizes: Mapping[Atom, int], twins: dict[Atom, Atom]) -> Term:
+    """The same term over new atoms, of which those with another size are rigid."""
     term = resolve(term)
     if isinstance(term, Atom):
-        return twins.setdefault(term, Atom(term.size, rigid=term in rigid))
+        return twins.setdefault(term, Atom(size(term, sizes), rigid=term in sizes))
     if isinstance(term, Product):
-        return product(_twin(each, rigid, twins) for each in term.factors)
-    return concatenation(_twin(each, rigid, twins) for each in term.parts)
+        return product(_twin(each, sizes, twins) for each in term.factors)
+    return concatenation(_twin(each, sizes, twins) for each in term.parts)
 
 
 def check_same(before: Any, after: Any) -> None:

@@ -14,7 +14,7 @@ change their size independently of each other, and for every axis the positions 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from math import prod
@@ -22,8 +22,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from .reasons import Kind, Reason
+
 _ids = count()
-_MADE = "an axis of size 1 that a reshape makes"
+_MADE = Reason("an axis of size 1 that a reshape makes", Kind.SIZE_ONE)
+_DROPPED = Reason("an axis of size 1 that a reshape drops", Kind.SIZE_ONE)
 
 
 class Conflict(Exception):
@@ -42,7 +45,7 @@ class Atom:
 
     size: int
     rigid: bool = False
-    fixed: list[str] = field(default_factory=list)
+    fixed: list[Reason] = field(default_factory=list)
     bound: Term | None = None
     id: int = field(default_factory=lambda: next(_ids))
 
@@ -67,6 +70,7 @@ class Sum:
 
 
 Term = Atom | Product | Sum
+Sizes = Mapping[Atom, int]  # what atoms would measure; those left out have their own size
 
 
 def resolve(term: Term) -> Term:
@@ -95,7 +99,7 @@ def product(terms: Iterable[Term]) -> Term:
     if not factors:
         factors, ones = ones[-1:] or [Atom(1)], ones[:-1]
     for one in ones:
-        fix(one, "an axis of size 1 that a reshape drops")
+        fix(one, _DROPPED)
     return factors[0] if len(factors) == 1 else Product(tuple(factors))
 
 
@@ -110,12 +114,14 @@ def concatenation(terms: Iterable[Term]) -> Term:
     return parts[0] if len(parts) == 1 else Sum(tuple(parts))
 
 
-def size(term: Term) -> int:
-    """How many positions the axis has."""
+def size(term: Term, sizes: Sizes | None = None) -> int:
+    """How many positions the axis has, or would have if its atoms had other sizes."""
     term = resolve(term) if isinstance(term, Atom) else term
     if isinstance(term, Atom):
-        return term.size
-    return prod(map(size, term.factors)) if isinstance(term, Product) else sum(map(size, term.parts))
+        return term.size if sizes is None else sizes.get(term, term.size)
+    if isinstance(term, Product):
+        return prod(size(factor, sizes) for factor in term.factors)
+    return sum(size(part, sizes) for part in term.parts)
 
 
 def leaves(term: Term) -> Iterator[Atom]:
@@ -128,7 +134,7 @@ def leaves(term: Term) -> Iterator[Atom]:
             yield from leaves(child)
 
 
-def fix(term: Term, reason: str) -> None:
+def fix(term: Term, reason: Reason) -> None:
     """State why the atoms of a term cannot change their size."""
     for atom in leaves(term):
         if reason not in atom.fixed:
@@ -245,14 +251,27 @@ def _bind(atom: Atom, term: Term) -> None:
     atom.bound = term
 
 
-def owners(term: Term, atom: Atom) -> Tensor:
-    """For each position of an axis the index of the atom's neuron that owns it, or -1."""
+def owners(term: Term, atom: Atom, sizes: Sizes | None = None) -> Tensor:
+    """For each position of an axis the index of the atom's neuron that owns it, or -1; also for other sizes."""
     term = resolve(term)
     if isinstance(term, Atom):
-        return torch.arange(term.size) if term is atom else torch.full((term.size,), -1)
+        length = size(term, sizes)
+        return torch.arange(length) if term is atom else torch.full((length,), -1)
     if isinstance(term, Sum):
-        return torch.cat([owners(part, atom) for part in term.parts])
+        return torch.cat([owners(part, atom, sizes) for part in term.parts])
     result = torch.tensor([-1])
     for each in term.factors:
-        result = torch.maximum(result[:, None], owners(each, atom)[None, :]).flatten()
+        result = torch.maximum(result[:, None], owners(each, atom, sizes)[None, :]).flatten()
     return result
+
+
+def positions_of(term: Term, atom: Atom, sizes: Sizes | None = None) -> Tensor:
+    """The positions that each neuron of an atom owns on an axis, of shape (neurons, per neuron)."""
+    owner = owners(term, atom, sizes)
+    return owner.sort(stable=True).indices[(owner < 0).sum() :].reshape(size(atom, sizes), -1)
+
+
+def new_positions(term: Term, atom: Atom, count: int, sizes: Sizes | None = None) -> Tensor:
+    """The positions that `count` new neurons of an atom would own on an axis, of shape (count, per neuron)."""
+    before = size(atom, sizes)
+    return positions_of(term, atom, {**(sizes or {}), atom: before + count})[before:]

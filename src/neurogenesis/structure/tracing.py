@@ -23,7 +23,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .rules import Axes, checked, rule_for, unknown
+from .fills import Fill
+from .reasons import Kind, Reason
+from .rules import Axes, Role, checked, rule_for, unknown
 from .terms import Atom, Conflict, Term, fix, leaves, size, unify
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -61,8 +63,18 @@ class RoleSeen:
     sources: frozenset[str]
     term: Term
     stride: int | None  # None where it is no view of a parameter, whose strides would tell the axis
-    role: str
-    fill: str
+    role: Role
+    fill: Fill
+
+
+@dataclass(frozen=True)
+class NormSeen:
+    """A weight that is divided by the norms of its slices along one axis."""
+
+    sources: frozenset[str]
+    terms: Axes
+    strides: tuple[int | None, ...]
+    axis: int
 
 
 @dataclass(frozen=True)
@@ -115,12 +127,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.labels = WeakTensorKeyDictionary()
         self.frames = [_Frame(model, "")]
         self.roles: list[RoleSeen] = []
+        self.norms: list[NormSeen] = []
         self.attributes: list[Attribute] = []
         self.masks: set[str] = set()  # tensors that weights are multiplied with, entry by entry
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
 
     def label_input(self, tensor: Tensor) -> None:
-        axes: Axes = [Atom(length, fixed=["a size of the model's input"]) for length in tensor.shape]
+        axes: Axes = [
+            Atom(length, fixed=[Reason("a size of the model's input", Kind.BOUNDARY)]) for length in tensor.shape
+        ]
         self.labels[tensor] = Label(axes, False)
 
     def label(self, tensor: Tensor) -> Label:
@@ -128,7 +143,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.used.add(self.names[id(tensor)])
             return self.own[id(tensor)]
         if tensor not in self.labels:
-            reason = "shared with a plain tensor that is neither a parameter nor a buffer"
+            reason = Reason("shared with a plain tensor that is neither a parameter nor a buffer", Kind.PLAIN_TENSOR)
             self.labels[tensor] = Label([Atom(length, fixed=[reason]) for length in tensor.shape], True)
         found: Label = self.labels[tensor]
         return found
@@ -265,7 +280,7 @@ class _Call:
         self.outputs: list[Tensor] = []
         self.same_numbers = func.is_view or self.name in ("aten.clone", "aten._to_copy", "aten._unsafe_view")
         self.where = tracer.frames[-1].where
-        self.misfits = f"regrouped by {self.name} in {self.where} as no rule describes"
+        self.misfits = Reason(f"regrouped by {self.name} in {self.where} as no rule describes")
         self._inputs = list(tensors_in((args, kwargs)))
 
     def tensors(self) -> list[Tensor]:
@@ -287,25 +302,34 @@ class _Call:
             self.misfit(a, conflict)
             self.misfit(b, conflict)
 
-    def fix(self, term: Term, reason: str) -> None:
-        fix(term, reason)
+    def fix(self, term: Term, reason: str, kind: Kind = Kind.OPERATION) -> None:
+        fix(term, Reason(f"{reason} in {self.where}", kind))
 
     def misfit(self, term: Term, conflict: Conflict) -> None:
         if self._tracer.strict and _rigid([term]):
             raise conflict if _rigid(conflict.atoms) else Conflict(term) from conflict
         fix(term, self.misfits)
 
-    def role(self, tensor: Tensor, axis: int, role: str, fill: str) -> None:
+    def role(self, tensor: Tensor, axis: int, role: Role, fill: Fill) -> None:
         label = self._tracer.label(tensor)
         if not label.static:
             return
         term = label.axes[axis]
         if role == "consumer" and label.bent:
-            fix(term, f"consumed by a weight that {label.bent} computes, which gives no zero fan-out that can learn")
+            reason = f"consumed by a weight that {label.bent} computes, which gives no zero fan-out that can learn"
+            fix(term, Reason(reason))
             return
-        stride = tensor.stride(axis) if self._is_view(tensor, label) else None
         sources = label.zeros if role == "consumer" else label.sources
-        self._tracer.roles.append(RoleSeen(sources, term, stride, role, fill))
+        self._tracer.roles.append(RoleSeen(sources, term, self._stride(tensor, axis, label), role, fill))
+
+    def normed(self, weight: Tensor, axis: int) -> None:
+        label = self._tracer.label(weight)
+        if label.static:
+            strides = tuple(self._stride(weight, each, label) for each in range(weight.ndim))
+            self._tracer.norms.append(NormSeen(label.sources, label.axes, strides, axis % weight.ndim))
+
+    def _stride(self, tensor: Tensor, axis: int, label: Label) -> int | None:
+        return tensor.stride(axis) if self._is_view(tensor, label) else None
 
     def _is_view(self, tensor: Tensor, label: Label) -> bool:
         sources = [self._tracer.tensors[name] for name in label.sources]

@@ -11,6 +11,7 @@ import difflib
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,25 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .axes import (
-    Axis,
-    Structure,
-    fix_modules,
-    fix_parametrized,
-    fix_the_rest,
-    layer_of,
-    named_tensors,
-    positions_of,
-    tie_widths,
-    unwrapped,
-)
-from .edits import FanIn
+from .axes import Axis, Structure, layer_of, named_tensors, unwrapped
+from .fills import FanIn
 from .following import register
-from .memory import sharing, untied
+from .limits import fix_modules, fix_parametrized, fix_shared, fix_the_rest, tie_widths
 from .modes import ordinary_tensors
+from .reasons import Kind, Reason
 from .rehearsal import attempt_growth, shaken, try_out, with_own_buffers
 from .rules import Axes
-from .terms import Atom, Product, Sum, Term, fix, leaves, resolve, size
+from .terms import Atom, Product, Sum, Term, fix, leaves, positions_of, resolve, size
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
 
 _REMEMBERED: WeakKeyDictionary[nn.Module, Widths] = WeakKeyDictionary()
@@ -75,16 +66,29 @@ class Width:
     @property
     def reason(self) -> str | None:
         """Why the width cannot grow, as the model is now; None if it can."""
-        return self.fixed or self.structure.why_not_now(self.atom)
+        why = self.why
+        return None if why is None else why.text
+
+    @property
+    def why(self) -> Reason | None:
+        """The same with its kind."""
+        return self._fixed or self.structure.why_not_now(self.atom)
 
     @property
     def fixed(self) -> str | None:
         """Why the width can neither grow nor shrink, whatever the model's parameters hold; None if it can."""
+        why = self._fixed
+        return None if why is None else why.text
+
+    @property
+    def _fixed(self) -> Reason | None:
+        """Of all reasons the one that explains most."""
         reasons = [reason for atom in leaves(self._term) for reason in atom.fixed]
         if not reasons:
             return None
-        split = f" (as {term})" if isinstance(term := resolve(self._term), Product) else ""
-        return min(reasons, key=_vagueness) + split
+        reason = min(reasons, key=lambda each: each.kind.vagueness)
+        term = resolve(self._term)
+        return replace(reason, text=f"{reason.text} (as {term})") if isinstance(term, Product) else reason
 
     @property
     def producers(self) -> list[Axis]:
@@ -105,6 +109,15 @@ class Width:
     def positions(self, axis: Axis) -> Tensor:
         """The positions that each neuron owns on one of the width's axes, of shape (size, per neuron)."""
         return self._placed(axis)[1]
+
+    def positions_after(self, axis: Axis, count: int) -> Tensor:
+        """The positions that neurons would own on an axis if there were `count` more, of shape (size, per neuron)."""
+        term, atom = self.structure.axes[axis.tensor][axis.axis], self.atom
+        return positions_of(term, atom, {atom: atom.size + count})
+
+    def new_positions(self, axis: Axis, count: int) -> Tensor:
+        """The positions that `count` new neurons would own on an axis, of shape (count, per neuron)."""
+        return self.positions_after(axis, count)[self.size :]
 
     def in_order(self, axis: Axis) -> bool:
         """Whether the neurons own the whole axis, one after the other."""
@@ -131,13 +144,6 @@ class Width:
 
     def __repr__(self) -> str:
         return f"Width({self.name!r}, size={self.size}, " + ("growable)" if self.growable else f"fixed: {self.reason})")
-
-
-def _vagueness(reason: str) -> int:
-    """What the outside world or a parametrization fixes explains most, what concerns only a factor least."""
-    vague = ("an axis of size 1", "not ", "picked by index", "tied to a head count", "the number of groups")
-    clear = reason.startswith("a size of the model") or "by the parametrization of" in reason
-    return 0 if clear else 2 if reason.startswith(vague) else 1
 
 
 class Widths:
@@ -244,7 +250,7 @@ def _found(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]
             break
         for tensor in tensors_in(outputs[training]):
             for term in tracer.label(tensor).axes:
-                fix(term, "a size of the model's output")
+                fix(term, Reason("a size of the model's output", Kind.BOUNDARY))
         for key, seen in tracer.operations.items():
             operations.setdefault(key, []).extend(seen)
         structure.add(tracer, copies)
@@ -256,9 +262,7 @@ def _found(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]
         _warn(f"the example does not use {', '.join(unused[:3])}{more}; growth cannot follow what it does not see")
     fix_modules(model, axes)
     fix_parametrized(model, axes)
-    for name, other in sharing(tensors).items():
-        for term in axes[name]:
-            fix(term, untied(name, other))
+    fix_shared(tensors, axes)
     fix_the_rest(structure, parameters)
     for group in tie:
         tie_widths(structure, [group] if isinstance(group, str) else list(group))

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..structure.axes import named_tensors, unwrapped
-from ..structure.edits import Change, Edit, FanIn, grouped
+from ..structure.edits import Change, Edit, grouped
+from ..structure.fills import FanIn
 from ..structure.following import Following, belongs
 from ..structure.memory import sharing, untied
 from ..structure.modes import ordinary_tensors

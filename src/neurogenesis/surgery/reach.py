@@ -25,8 +25,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Adadelta, Adafactor, Adagrad, Adamax, Optimizer, RMSprop, Rprop
 
-from ..structure.axes import positions_of
-from ..structure.edits import FanIn
+from ..structure.fills import FanIn
+from ..structure.terms import positions_of
 from ..structure.widths import Width
 
 

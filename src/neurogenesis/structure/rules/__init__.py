@@ -8,6 +8,6 @@ Operations that work element by element need no rule of their own: torch tags th
 """
 
 from . import layers, lookups, shapes
-from .base import Axes, Call, Rule, checked, rule_for, unknown
+from .base import Axes, Call, Role, Rule, checked, rule_for, unknown
 
-__all__ = ["Axes", "Call", "Rule", "checked", "layers", "lookups", "rule_for", "shapes", "unknown"]
+__all__ = ["Axes", "Call", "Role", "Rule", "checked", "layers", "lookups", "rule_for", "shapes", "unknown"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from ..fills import MEAN, ZERO, Fill
+from ..reasons import Kind
 from ..terms import Atom, Conflict, Term, factor, size, split
 
 Axes = list[Term]
+Role = Literal["producer", "carrier", "consumer"]
 
 
 class Call(Protocol):
@@ -28,9 +31,10 @@ class Call(Protocol):
     def is_weight(self, tensor: Tensor) -> bool: ...  # a parameter or a view of one
     def owned(self, tensor: Tensor) -> bool: ...  # a parameter of the module that runs
     def unify(self, a: Term, b: Term) -> None: ...
-    def fix(self, term: Term, reason: str) -> None: ...
+    def fix(self, term: Term, reason: str, kind: Kind = Kind.OPERATION) -> None: ...  # its size cannot change
     def misfit(self, term: Term, conflict: Conflict) -> None: ...
-    def role(self, tensor: Tensor, axis: int, role: str, fill: str) -> None: ...
+    def role(self, tensor: Tensor, axis: int, role: Role, fill: Fill) -> None: ...
+    def normed(self, weight: Tensor, axis: int) -> None: ...  # each slice along the axis is divided by its norm
     def attribute(self, weight: Tensor, name: str, term: Term) -> None: ...
 
 
@@ -79,13 +83,12 @@ def with_fresh_rest(call: Call, first: Axes) -> list[Axes]:
 
 def unknown(call: Call) -> list[Axes]:
     """The rule of operations that have none: nothing that goes in or comes out can change its size."""
-    reason = f"used by {call.name}, an operation without a rule, in {call.where}"
     inputs = call.tensors()
     outputs = [fresh(output.shape) for output in call.outputs]
     if inputs:  # without inputs it is a factory (zeros, arange): new axes that follow what they meet
         for axes in [*map(call.axes, inputs), *outputs]:
             for term in axes:
-                call.fix(term, reason)
+                call.fix(term, f"used by {call.name}, an operation without a rule,", Kind.NO_RULE)
     return outputs
 
 
@@ -142,7 +145,7 @@ def broadcast(call: Call, tensors: Sequence[Tensor]) -> Axes:
         if wide:
             for term in terms:
                 if size(term) == 1:
-                    call.fix(term, f"one neuron broadcast over others in {call.where}")
+                    call.fix(term, "one neuron broadcast over others")
         terms = wide or terms
         for term in terms[1:]:
             call.unify(terms[0], term)
@@ -151,7 +154,7 @@ def broadcast(call: Call, tensors: Sequence[Tensor]) -> Axes:
         shifts = call.name.removeprefix("aten.").rstrip("_") in ("add", "sub", "rsub", "addmm", "baddbmm")
         for tensor in filter(call.is_static, tensors):
             for axis in range(tensor.ndim):
-                call.role(tensor, axis, "carrier", "zero" if shifts else "mean")
+                call.role(tensor, axis, "carrier", ZERO if shifts else MEAN)
     return result
 
 

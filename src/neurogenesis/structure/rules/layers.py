@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..fills import ONE, RANDOM, ZERO, Fill
+from ..reasons import Kind
 from ..terms import Atom, product, size
 from .base import Axes, Call, cut, dimensions, elementwise, family, fresh, rule, unmerge, with_fresh_rest
 
@@ -16,23 +18,23 @@ def _contract(call: Call, a: Tensor, a_axis: int, b: Tensor, b_axis: int) -> Non
     weights = [(tensor, axis) for tensor, axis in ((b, b_axis), (a, a_axis)) if call.is_weight(tensor)]
     if len(weights) == 2 and call.owned(a) != call.owned(b):  # a layer applied to a learned input
         learned, axis = (a, a_axis) if call.owned(b) else (b, b_axis)
-        call.role(learned, axis, "producer", "random")
+        call.role(learned, axis, "producer", RANDOM)
         weights = [pair for pair in weights if pair[0] is not learned]
     if len(weights) == 2:  # a product of two parameters, such as a low-rank update
-        call.role(a, a_axis, "consumer", "zero")
-        call.role(b, b_axis, "producer", "random")
+        call.role(a, a_axis, "consumer", ZERO)
+        call.role(b, b_axis, "producer", RANDOM)
         return
     weights = weights or [(t, axis) for t, axis in ((b, b_axis), (a, a_axis)) if call.is_static(t)]
     if not weights:
-        call.fix(contracted, f"contracted between two activations (as queries with keys) in {call.where}")
+        call.fix(contracted, "contracted between two activations (as queries with keys)")
         return
     weight, axis = weights[0]
-    call.role(weight, axis, "consumer", "zero")
+    call.role(weight, axis, "consumer", ZERO)
     for attribute in ("in_features", "nx"):
         call.attribute(weight, attribute, contracted)
     if weight.ndim > 1:
         other = -3 - axis  # of the last two axes the one that is not contracted
-        call.role(weight, other, "producer", "random")
+        call.role(weight, other, "producer", RANDOM)
         for attribute in ("out_features", "nf"):
             call.attribute(weight, attribute, call.axes(weight)[other])
 
@@ -53,7 +55,7 @@ def _bmm(call: Call) -> list[Axes]:
     batch = call.axes(a)[0]
     call.unify(batch, call.axes(b)[0])
     if not call.is_static(a) and not call.is_static(b):
-        call.fix(batch, f"tied to a head count: {call.where} multiplies activations head by head")
+        call.fix(batch, "tied to a head count: activations are multiplied head by head", Kind.HEADS)
     return [_plus_bias(call, [batch, call.axes(a)[1], call.axes(b)[2]])]
 
 
@@ -71,7 +73,7 @@ def _plus_bias(call: Call, result: Axes) -> Axes:
             if size(own) == size(term):
                 call.unify(own, term)
         for axis in range(bias.ndim):
-            call.role(bias, axis, "producer", "zero")
+            call.role(bias, axis, "producer", ZERO)
     return result
 
 
@@ -84,12 +86,12 @@ def _convolution(call: Call) -> list[Axes]:
     into, out = (0, 1) if transposed else (1, 0)
     weight_axes = call.axes(weight)
     if not call.is_static(weight):
-        call.fix(channels, f"convolved with a computed kernel in {call.where}")
+        call.fix(channels, "convolved with a computed kernel")
     if groups == 1:
         call.unify(channels, weight_axes[into])
         produced = weight_axes[out]
-        call.role(weight, into, "consumer", "zero")
-        call.role(weight, out, "producer", "random")
+        call.role(weight, into, "consumer", ZERO)
+        call.role(weight, out, "producer", RANDOM)
     elif groups == size(channels):  # depthwise: each channel has its own filters and no others
         if transposed:
             call.unify(channels, weight_axes[0])
@@ -99,11 +101,10 @@ def _convolution(call: Call) -> list[Axes]:
             call.unify(weight_axes[0], product([channels, Atom(multiplier)]))
             produced = weight_axes[0]
         call.attribute(weight, "groups", channels)
-        call.role(weight, 0, "carrier", "random")
+        call.role(weight, 0, "carrier", RANDOM)
     else:
         group, group_in = unmerge(call, channels, size(channels) // groups)
-        reason = f"the number of groups of the grouped convolution {call.where}"
-        call.fix(group, reason)
+        call.fix(group, "the number of groups of a grouped convolution", Kind.GROUPS)
         if transposed:
             call.unify(weight_axes[0], channels)
             group_out = weight_axes[1]
@@ -112,16 +113,16 @@ def _convolution(call: Call) -> list[Axes]:
             call.unify(weight_axes[0], product([group, group_out]))
             call.unify(weight_axes[1], group_in)
         produced = product([group, group_out])
-        call.role(weight, into, "consumer", "zero")
-        call.role(weight, out, "producer", "random")
+        call.role(weight, into, "consumer", ZERO)
+        call.role(weight, out, "producer", RANDOM)
     if bias is not None:
         call.unify(bias_axis := call.axes(bias)[0], produced)
-        call.role(bias, 0, "producer" if groups != size(channels) or groups == 1 else "carrier", "zero")
+        call.role(bias, 0, "producer" if groups != size(channels) or groups == 1 else "carrier", ZERO)
         produced = bias_axis
     call.attribute(weight, "in_channels", channels)
     call.attribute(weight, "out_channels", produced)
     for term in call.axes(x)[-(weight.ndim - 2) :]:
-        call.fix(term, f"convolved over in {call.where}")
+        call.fix(term, "convolved over")
     spatial = fresh(call.outputs[0].shape[-(weight.ndim - 2) :])
     return [[*call.axes(x)[:1], produced, *spatial] if batched else [produced, *spatial]]
 
@@ -129,14 +130,14 @@ def _convolution(call: Call) -> list[Axes]:
 def _attention(call: Call) -> list[Axes]:
     query, key, value = (call.axes(call.arguments[name]) for name in ("query", "key", "value"))
     call.unify(query[-1], key[-1])
-    call.fix(query[-1], f"contracted between two activations (queries with keys) in {call.where}")
+    call.fix(query[-1], "contracted between two activations (queries with keys)")
     call.unify(key[-2], value[-2])
-    call.fix(key[-2], f"a sequence attended over in {call.where}")
+    call.fix(key[-2], "a sequence attended over")
     for ours in zip(query[:-2], key[:-2], value[:-2], strict=True):
         for term in ours:
             if size(term) == size(ours[0]):
                 call.unify(ours[0], term)
-            call.fix(term, f"tied to a head count in {call.where}")
+            call.fix(term, "tied to a head count", Kind.HEADS)
     return with_fresh_rest(call, [*query[:-1], value[-1]])
 
 
@@ -144,10 +145,10 @@ def _attention(call: Call) -> list[Axes]:
 def _distances(call: Call) -> list[Axes]:
     a, b = call.arguments["x1"], call.arguments["x2"]
     call.unify(call.axes(a)[-1], call.axes(b)[-1])
-    call.fix(call.axes(a)[-1], f"measured across by a distance in {call.where}")
+    call.fix(call.axes(a)[-1], "measured across by a distance")
     for tensor, other in ((a, b), (b, a)):
         if call.is_static(tensor) and not call.is_static(other):
-            call.role(tensor, -2, "producer", "random")
+            call.role(tensor, -2, "producer", RANDOM)
     return [[*call.axes(a)[:-1], call.axes(b)[-2]]]
 
 
@@ -157,8 +158,13 @@ def _batch_norm(call: Call) -> list[Axes]:
     if call.arguments.get("training", False):
         for axis, term in enumerate(x):
             if axis != 1:
-                call.fix(term, f"normalised across in {call.where}")
-    fills = {"weight": "one", "bias": "zero", "running_mean": "statistic zero", "running_var": "statistic one"}
+                call.fix(term, "normalized across", Kind.NORMALIZED)
+    fills = {
+        "weight": ONE,
+        "bias": ZERO,
+        "running_mean": Fill("zero", statistic=True),
+        "running_var": Fill("one", statistic=True),
+    }
     for name, fill in fills.items():
         vector = call.arguments.get(name)
         if vector is not None:
@@ -172,7 +178,7 @@ def _layer_norm(call: Call) -> list[Axes]:
     x = call.axes(call.arguments["input"])
     count = len(call.arguments["normalized_shape"])
     for term in x[-count:]:
-        call.fix(term, f"normalised across in {call.where}")
+        call.fix(term, "normalized across", Kind.NORMALIZED)
     for name in ("weight", "bias"):
         parameter = call.arguments.get(name)
         if parameter is not None:
@@ -184,7 +190,7 @@ def _layer_norm(call: Call) -> list[Axes]:
 @rule("native_group_norm")
 def _group_norm(call: Call) -> list[Axes]:
     x = call.axes(call.arguments["input"])
-    call.fix(x[1], f"normalised across in {call.where}")
+    call.fix(x[1], "normalized across", Kind.NORMALIZED)
     for name in ("weight", "bias"):
         if call.arguments[name] is not None:
             call.unify(x[1], call.axes(call.arguments[name])[0])
@@ -195,8 +201,7 @@ def _group_norm(call: Call) -> list[Axes]:
 def _weight_norm(call: Call) -> list[Axes]:
     v, g, axis = (call.arguments[name] for name in ("v", "g", "dim"))
     call.unify(call.axes(v)[axis], call.axes(g)[axis])
-    for other in range(v.ndim):
-        call.role(v, other, "normed along" if other == axis else "normed across", "")
+    call.normed(v, axis)
     return [call.axes(v), call.axes(g)]
 
 
@@ -210,7 +215,7 @@ def _reduction(call: Call) -> list[Axes]:
     x = call.axes(call.tensors()[0])
     reduced = dimensions(call, len(x))
     for axis in reduced:
-        call.fix(x[axis], f"reduced over by {call.name} in {call.where}")
+        call.fix(x[axis], f"reduced over by {call.name}")
     kept: Axes = [Atom(1) if axis in reduced else term for axis, term in enumerate(x)]
     if len(x) != call.outputs[0].ndim:
         kept = [term for axis, term in enumerate(x) if axis not in reduced]
@@ -220,10 +225,14 @@ def _reduction(call: Call) -> list[Axes]:
 @rule("_softmax", "_safe_softmax", "_log_softmax", "cumsum", "cumprod", "flip", "logcumsumexp", "roll", "sort")
 def _across(call: Call) -> list[Axes]:
     x = call.axes(call.tensors()[0])
-    verb = "normalised across by softmax" if "softmax" in call.name else f"mixed by {call.name}"
+    softmax = "softmax" in call.name
     for axis in dimensions(call, len(x)):
         if size(x[axis]) > 1:
-            call.fix(x[axis], f"{verb} in {call.where}")
+            call.fix(
+                x[axis],
+                "normalized across by softmax" if softmax else f"mixed by {call.name}",
+                Kind.NORMALIZED if softmax else Kind.OPERATION,
+            )
     return [list(x) for _ in call.outputs]
 
 
@@ -231,7 +240,7 @@ def _across(call: Call) -> list[Axes]:
 def _topk(call: Call) -> list[Axes]:
     x = call.axes(call.arguments["self"])
     axis = call.arguments["dim"] % len(x)
-    call.fix(x[axis], f"ranked by topk in {call.where}")
+    call.fix(x[axis], "ranked by topk")
     rest = [Atom(call.arguments["k"]) if i == axis else term for i, term in enumerate(x)]
     return [list(rest) for _ in call.outputs]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..fills import RANDOM, Fill
+from ..reasons import Kind
 from ..terms import Atom, size
 from .base import Axes, Call, broadcast, rule, with_fresh_rest
 
@@ -13,9 +15,9 @@ from .base import Axes, Call, broadcast, rule, with_fresh_rest
 def _embedding(call: Call) -> list[Axes]:
     weight, indices = call.arguments["weight"], call.arguments["indices"]
     padding = call.arguments["padding_idx"]
-    call.fix(call.axes(weight)[0], f"rows looked up by index in {call.where}")
+    call.fix(call.axes(weight)[0], "rows looked up by index")
     # The row of the padding token is zero and gets no gradient: it stays zero.
-    call.role(weight, 1, "producer", "random" if padding < 0 else f"random except {padding}")
+    call.role(weight, 1, "producer", RANDOM if padding < 0 else Fill("random", zero_at=padding))
     call.attribute(weight, "embedding_dim", call.axes(weight)[1])
     return [[*call.axes(indices), call.axes(weight)[1]]]
 
@@ -23,8 +25,8 @@ def _embedding(call: Call) -> list[Axes]:
 @rule("_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(call: Call) -> list[Axes]:
     weight = call.arguments["weight"]
-    call.fix(call.axes(weight)[0], f"rows looked up by index in {call.where}")
-    call.role(weight, 1, "producer", "random")
+    call.fix(call.axes(weight)[0], "rows looked up by index")
+    call.role(weight, 1, "producer", RANDOM)
     call.attribute(weight, "embedding_dim", call.axes(weight)[1])
     return with_fresh_rest(call, [Atom(call.outputs[0].shape[0]), call.axes(weight)[1]])
 
@@ -33,9 +35,9 @@ def _looked_up(call: Call, x: Tensor, picked: list[int], indices: list[Tensor]) 
     """Axes picked by index cannot change; the others of a parameter that data looks up are its neurons."""
     for axis in range(x.ndim):
         if axis in picked:
-            call.fix(call.axes(x)[axis], f"picked by index in {call.where}")
+            call.fix(call.axes(x)[axis], "picked by index", Kind.INDEXED)
         elif call.is_weight(x) and not all(map(call.is_static, indices)):
-            call.role(x, axis, "producer", "random")
+            call.role(x, axis, "producer", RANDOM)
 
 
 @rule("index_select")
@@ -57,7 +59,7 @@ def _index_add(call: Call) -> list[Axes]:
             call.unify(term, other)
             continue
         for each in (term, other):
-            call.fix(each, f"picked by index in {call.where}")
+            call.fix(each, "picked by index", Kind.INDEXED)
     return [list(x)]
 
 
@@ -70,7 +72,7 @@ def _gather(call: Call) -> list[Axes]:
         involved = [term, other, *([call.axes(source)[axis]] if isinstance(source, Tensor) else [])]
         for each in involved:
             if axis == dim or size(each) != size(term):
-                call.fix(each, f"picked by index in {call.where}")
+                call.fix(each, "picked by index", Kind.INDEXED)
             else:
                 call.unify(term, each)
     return [list(index if call.name == "aten.gather" else x)]
@@ -97,7 +99,7 @@ def _index_put(call: Call) -> list[Axes]:
                 call.unify(term, value)
     else:
         for term in (*kept, *values):
-            call.fix(term, f"written by index in {call.where}")
+            call.fix(term, "written by index")
     return [list(call.axes(x))]
 
 
@@ -114,6 +116,6 @@ def _picked(call: Call, x: Tensor, indices: list[Tensor | None]) -> tuple[list[i
     _looked_up(call, x, picked, tensors)
     if any(index.dtype in (torch.bool, torch.uint8) for index in tensors):
         for term in (term for index in tensors for term in call.axes(index)):
-            call.fix(term, f"picked by a mask in {call.where}")
+            call.fix(term, "picked by a mask")
         return picked, [Atom(call.outputs[0].shape[picked[0]])] if call.name == "aten.index" else []
     return picked, broadcast(call, tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ..reasons import Kind
 from ..terms import Atom, Conflict, concatenation, factor, product, size
 from .base import Axes, Call, Rule, cut, dimensions, family, fresh, rule, unknown, unmerge
 
@@ -22,7 +23,7 @@ def _reshape(call: Call) -> list[Axes]:
         elif new and new[-1] == 1:
             result.append(Atom(new.pop()))
         elif old and size(old[-1]) == 1:
-            call.fix(old.pop(), f"an axis of size 1 that a reshape drops in {call.where}")
+            call.fix(old.pop(), "an axis of size 1 that a reshape drops", Kind.SIZE_ONE)
         else:
             merged, lengths = [old.pop()], [new.pop()]
             while (excess := math.prod(map(size, merged)) - math.prod(lengths)) != 0:
@@ -69,7 +70,7 @@ def _squeeze(call: Call) -> list[Axes]:
     x = call.axes(call.arguments["self"])
     dropped = [axis for axis in dimensions(call, len(x)) if size(x[axis]) == 1]
     for axis in dropped:
-        call.fix(x[axis], f"an axis of size 1 that is squeezed in {call.where}")
+        call.fix(x[axis], "an axis of size 1 that is squeezed", Kind.SIZE_ONE)
     return [[term for axis, term in enumerate(x) if axis not in dropped]]
 
 
@@ -95,7 +96,7 @@ def _expand(call: Call) -> list[Axes]:
         if size(x[-back]) == shape[-back]:
             result[-back] = x[-back]
         else:
-            call.fix(x[-back], f"one neuron broadcast over others in {call.where}")
+            call.fix(x[-back], "one neuron broadcast over others")
     return [result]
 
 
@@ -156,7 +157,7 @@ def _slice(call: Call) -> list[Axes]:
     if length == size(x[axis]):
         return [x]
     if call.arguments["step"] != 1 or length == 0:
-        call.fix(x[axis], f"sliced with a step in {call.where}")
+        call.fix(x[axis], "sliced with a step")
         x[axis] = Atom(length)
         return [x]
     start = call.arguments["start"] or 0
@@ -170,7 +171,7 @@ def _slice(call: Call) -> list[Axes]:
 def _select(call: Call) -> list[Axes]:
     x = list(call.axes(call.arguments["self"]))
     chosen = x.pop(call.arguments["dim"] % len(x))
-    call.fix(chosen, f"picked by index in {call.where}")
+    call.fix(chosen, "picked by index", Kind.INDEXED)
     return [list(x) for _ in call.outputs]
 
 
@@ -178,7 +179,7 @@ def _select(call: Call) -> list[Axes]:
 def _fft(call: Call) -> list[Axes]:
     x = list(call.axes(call.arguments["self"]))
     for axis in dimensions(call, len(x)):
-        call.fix(x[axis], f"transformed across in {call.where}")
+        call.fix(x[axis], "transformed across")
         x[axis] = Atom(call.outputs[0].shape[axis])
     return [x]
 
@@ -189,7 +190,7 @@ def _pixels(spatial: int) -> Rule:
     def rule(call: Call) -> list[Axes]:
         x = call.tensors()[0]
         for term in call.axes(x)[x.ndim - spatial :]:
-            call.fix(term, f"pooled, padded or resampled in {call.where}")
+            call.fix(term, "pooled, padded or resampled")
         return [call.axes(x)[: x.ndim - spatial] + fresh(o.shape[o.ndim - spatial :]) for o in call.outputs]
 
     return rule
@@ -204,7 +205,7 @@ for _spatial in (1, 2, 3):
 def _im2col(call: Call) -> list[Axes]:
     *batch, channels, height, width = call.axes(call.arguments["self"])
     for term in (height, width):
-        call.fix(term, f"cut into windows in {call.where}")
+        call.fix(term, "cut into windows")
     kernel = Atom(math.prod(call.arguments["kernel_size"]))
     return [[*batch, product([channels, kernel]), Atom(call.outputs[0].shape[-1])]]
 
@@ -234,7 +235,7 @@ def _constant_pad(call: Call) -> list[Axes]:
         before, after = pad[2 * pair], pad[2 * pair + 1]
         axis = len(x) - 1 - pair
         if before < 0 or after < 0:
-            call.fix(x[axis], f"cut by a negative padding in {call.where}")
+            call.fix(x[axis], "cut by a negative padding")
             x[axis] = Atom(call.outputs[0].shape[axis])
         else:
             x[axis] = concatenation([Atom(before), x[axis], Atom(after)])
@@ -245,6 +246,6 @@ def _constant_pad(call: Call) -> list[Axes]:
 def _unfold(call: Call) -> list[Axes]:
     x = list(call.axes(call.arguments["self"]))
     axis = call.arguments["dimension"] % len(x)
-    call.fix(x[axis], f"cut into windows in {call.where}")
+    call.fix(x[axis], "cut into windows")
     x[axis] = Atom(call.outputs[0].shape[axis])
     return [[*x, Atom(call.arguments["size"])]]

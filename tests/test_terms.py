@@ -10,13 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from neurogenesis.structure.reasons import Kind, Reason
 from neurogenesis.structure.terms import (
     Atom,
     Conflict,
+    Term,
     concatenation,
     factor,
     leaves,
+    new_positions,
     owners,
+    positions_of,
     product,
     resolve,
     size,
@@ -76,9 +80,9 @@ def test_a_rigid_atom_is_never_refined() -> None:
 
 
 def test_what_is_fixed_stays_fixed_when_it_is_refined() -> None:
-    atom = Atom(6, fixed=["because"])
+    atom = Atom(6, fixed=[Reason("because")])
     head, tail = split(atom, 2)
-    assert [leaf.fixed for leaf in (*leaves(head), *leaves(tail))] == [["because"]] * 2
+    assert [leaf.fixed for leaf in (*leaves(head), *leaves(tail))] == [[Reason("because")]] * 2
 
 
 OPERATIONS = st.lists(
@@ -138,7 +142,7 @@ def test_owners_follow_the_real_operations(shape: list[int], operations: list[tu
     for axis, length in enumerate(shape):
         # Give each position of the axis the number of the neuron that the algebra says owns it ...
         for atom in set(leaves(weight[axis])):
-            if any("no rule" in reason or "size 1" in reason for reason in atom.fixed):
+            if any(reason.kind in (Kind.NO_RULE, Kind.SIZE_ONE) or "no rule" in reason.text for reason in atom.fixed):
                 continue
             numbers = owners(weight[axis], atom).reshape([length if i == axis else 1 for i in range(len(shape))])
             real = play(numbers.expand(shape), operations)
@@ -151,3 +155,19 @@ def test_owners_follow_the_real_operations(shape: list[int], operations: list[tu
             inside = real >= 0
             assert torch.equal(real[inside], expected.expand(real.shape)[inside])
             assert bool((expected.expand(real.shape)[~inside] == -1).all())
+
+
+@settings(deadline=None)
+@given(st.integers(2, 4), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+def test_a_question_about_another_size_is_answered_as_if_the_atom_had_it(a: int, b: int, c: int, more: int) -> None:
+    def made(first: int) -> tuple[Atom, Term]:
+        atom = Atom(first)
+        return atom, concatenation([Atom(b), product([atom, Atom(c)]), product([Atom(2), atom])])
+
+    atom, term = made(a)
+    larger, expected = made(a + more)
+    sizes = {atom: a + more}
+    assert size(term, sizes) == size(expected)
+    assert torch.equal(owners(term, atom, sizes), owners(expected, larger))
+    assert torch.equal(new_positions(term, atom, more), positions_of(expected, larger)[a:])
+    assert size(term) == b + a * c + 2 * a  # the atom is left alone

@@ -1,0 +1,123 @@
+"""What keeps widths from growing beside the operations of a run: modules, parametrizations, shared memory, ties."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm
+
+from .axes import Structure, layer_of
+from .fills import ZERO, Fill
+from .memory import sharing, untied
+from .reasons import Kind, Reason
+from .rules import Axes, Role
+from .terms import Atom, Product, Term, fix, leaves, resolve, unify
+
+_FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str, Kind]] = [
+    ((nn.RNNBase, nn.RNNCellBase), "tied to the gates and the state of the recurrent layer {}", Kind.RECURRENT),
+    (
+        (nn.MultiheadAttention,),
+        "tied to the head count of {}, which splits one embedding size for query, key and value alike",
+        Kind.ATTENTION,
+    ),
+]
+
+
+_PARAMETRIZATIONS: dict[type[nn.Module], str] = {
+    _Orthogonal: "kept orthogonal by the parametrization of {}, which other sizes would break",
+    _SpectralNorm: "divided by its spectral norm by the parametrization of {}, which new neurons would change",
+}
+
+
+def fix_parametrized(model: nn.Module, axes: Mapping[str, Axes]) -> None:
+    """Weights with a property that other sizes would not have."""
+    for path, module in model.named_modules():
+        if type(module) in _PARAMETRIZATIONS:
+            weight, _, _ = path.rpartition(".")
+            named = weight.replace("parametrizations.", "")
+            text = f"{named} is {_PARAMETRIZATIONS[type(module)].format(layer_of(named))}"
+            for term in (term for name in axes if name.startswith(f"{weight}.") for term in axes[name]):
+                fix(term, Reason(text, Kind.PARAMETRIZED))
+
+
+def fix_shared(tensors: Mapping[str, Tensor], axes: Mapping[str, Axes]) -> None:
+    """Tensors that share memory without being the same object."""
+    for name, other in sharing(tensors).items():
+        for term in axes[name]:
+            fix(term, Reason(untied(name, other), Kind.SHARED_MEMORY))
+
+
+def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
+    """Modules whose own checks or kernels allow no other sizes than those they were built with."""
+    for path, module in model.named_modules():
+        for kinds, text, kind in _FIXED_MODULES:
+            if isinstance(module, kinds):
+                for name in axes:
+                    if name.startswith(f"{path}." if path else ""):
+                        for term in axes[name]:
+                            where = f"{path or 'the model'} ({type(module).__name__})"
+                            fix(term, Reason(text.format(where), kind))
+
+
+def tie_widths(structure: Structure, patterns: list[str]) -> None:
+    """Make one width of all growable widths whose producers match one of the patterns."""
+    chosen: dict[Atom, str] = {}
+    for (name, number), (role, _) in structure.roles.items():
+        if role == "producer" and any(fnmatchcase(layer_of(name), pattern) for pattern in patterns):
+            for atom in leaves(structure.axes[name][number]):
+                if not atom.fixed:
+                    chosen.setdefault(atom, layer_of(name))
+    if not chosen:
+        raise ValueError(f"tie: no layer that produces a growable width matches {patterns}")
+    if len({atom.size for atom in chosen}) > 1:
+        sizes = ", ".join(f"{layer} of size {atom.size}" for atom, layer in chosen.items())
+        raise ValueError(f"tie: widths that grow together must have one size, but these match: {sizes}")
+    first, *others = chosen
+    for atom in others:
+        unify(first, atom)
+
+
+def fix_the_rest(structure: Structure, parameters: Container[str]) -> None:
+    """Widths that no layer produces or consumes, or that are an axis together with themselves."""
+    roles: dict[Atom, set[tuple[Role, Fill]]] = {}
+    trained: Counter[Atom] = Counter()
+    for name, axes in structure.axes.items():
+        for number, term in enumerate(axes):
+            for atom in leaves(term):
+                roles.setdefault(atom, set()).add(structure.role(name, number))
+                trained[atom] += structure.role(name, number)[0] == "consumer" and name in parameters
+            if structure.role(name, number)[0] == "producer" and (name, number) in structure.normed_across:
+                fix(term, Reason(f"normalized across by the weight norm of {layer_of(name)}", Kind.NORMALIZED))
+            for atom in _squared(term):
+                fix(atom, Reason(f"multiplied with itself in the shape of {name}"))
+    for atom, seen in roles.items():
+        if not any(role == "producer" and fill.values == "random" for role, fill in seen):
+            bias = ("producer", ZERO) in seen
+            fix(
+                atom,
+                Reason("only a bias produces it") if bias else Reason("not produced by any layer", Kind.NOT_PRODUCED),
+            )
+        elif "consumer" not in {role for role, _ in seen}:
+            fix(atom, Reason("not consumed by any layer", Kind.NOT_CONSUMED))
+        elif not trained[atom]:
+            fix(atom, Reason("consumed only by buffers, which are not trained", Kind.ONLY_BUFFERS))
+
+
+def _squared(term: Term) -> list[Atom]:
+    term = resolve(term)
+    if isinstance(term, Atom):
+        return []
+    children = term.factors if isinstance(term, Product) else term.parts
+    result = [atom for child in children for atom in _squared(child)]
+    if isinstance(term, Product):
+        counts = Counter(atom for child in children for atom in set(leaves(child)))
+        result += [atom for atom, number in counts.items() if number > 1]
+    return result
+
+
+def growable_atoms(structure: Structure) -> list[Atom]:
+    atoms = (atom for axes in structure.axes.values() for term in axes for atom in leaves(term))
+    return [atom for atom in dict.fromkeys(atoms) if not atom.fixed]
