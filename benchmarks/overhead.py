@@ -55,17 +55,18 @@ def without_growth(name: str) -> ng.Strategy:
     return replace(strategy, trigger=_Never(strategy.trigger))
 
 
-class _Never:
+class _Never(ng.triggers.Trigger):
     """The same trigger, asked as often as ever and never obeyed."""
 
-    def __init__(self, trigger: Any):
-        self.trigger, self.needs, self.patient = trigger, trigger.needs, trigger.patient
+    def __init__(self, trigger: ng.triggers.Trigger):
+        self.trigger, self.needs, self.patient = trigger, trigger.needs, trigger.patient  # type: ignore[misc]
         self.asked = self.granted = 0
-        if hasattr(trigger, "start"):
-            self.start = trigger.start
+
+    def start(self, layer: ng.Layer) -> None:
+        self.trigger.start(layer)
 
     def __call__(self, layer: ng.Layer) -> ng.Decision:
-        decision: ng.Decision = self.trigger(layer)
+        decision: Any = self.trigger(layer)
         self.asked += 1
         self.granted += decision.count > 0
         return replace(decision, count=0)

@@ -71,11 +71,14 @@ def event(strategy: ng.Strategy, buffer: int, rounds: int = 15) -> float:
     optimizer = torch.optim.Adam(model.parameters())
     batches = [(torch.rand(512, 784), torch.randint(10, (512,))) for _ in range(4)]
 
-    def one(layer: ng.Layer) -> ng.Decision:
-        return replace(strategy.trigger(layer), count=1)  # type: ignore[type-var]
+    class One(ng.triggers.Trigger):
+        needs = strategy.trigger.needs
 
-    one.needs = strategy.trigger.needs  # type: ignore[attr-defined]
-    grower = ng.Grower(model, optimizer, ng.Strategy(one, strategy.initialization), include=["hidden1"], buffer=buffer)
+        def __call__(self, layer: ng.Layer) -> ng.Decision:
+            return replace(strategy.trigger(layer), count=1)  # type: ignore[type-var]
+
+    one = ng.Strategy(One(), strategy.initialization)
+    grower = ng.Grower(model, optimizer, one, include=["hidden1"], buffer=buffer)
     plain = mlp(784, 64, 64, 10)
     alone = torch.optim.Adam(plain.parameters())
     steps, events = [], []

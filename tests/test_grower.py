@@ -147,8 +147,7 @@ def test_every_thins_out_what_is_looked_at(every: int) -> None:
 def test_a_width_that_asks_for_nothing_is_asked_less_often_and_at_least_at_every_twelfth_step() -> None:
     asked: list[int] = []
 
-    class Rare:
-        needs = frozenset[str]()
+    class Rare(ng.triggers.Trigger):
         patient = True
 
         def __call__(self, layer: ng.Layer) -> int:

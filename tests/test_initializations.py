@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -395,7 +396,7 @@ def test_nest_keeps_the_convolutional_candidates_that_lower_the_loss_most() -> N
         tried.append(float(loss_of(twin, x)))
         return tried[-1]
 
-    layer.loss_with = loss_with
+    layer.now = replace(layer.now, loss_with=loss_with)
     neurons = nest(layer, 2, torch.Generator().manual_seed(0))
     best = sorted(range(7), key=lambda i: tried[i])[:2]
     assert len(tried) == 7

@@ -19,15 +19,18 @@ def run(model: nn.Module, trigger: triggers.Trigger, steps: int, batch: int, lr:
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     said: dict[str, triggers.Decision] = {}
 
-    def watched(layer: ng.Layer) -> int:
-        decision = trigger(layer)
-        said[layer.name] = decision if isinstance(decision, triggers.Decision) else triggers.Decision(decision)
-        return 0
+    class Watched(triggers.Trigger):
+        needs = trigger.needs
 
-    watched.needs = getattr(trigger, "needs", frozenset())  # type: ignore[attr-defined]
-    if hasattr(trigger, "start"):
-        watched.start = trigger.start  # type: ignore[attr-defined]
-    grower = ng.Grower(model, optimizer, ng.Strategy(watched), **options)  # type: ignore[arg-type]
+        def start(self, layer: ng.Layer) -> None:
+            trigger.start(layer)
+
+        def __call__(self, layer: ng.Layer) -> int:
+            decision = trigger(layer)
+            said[layer.name] = decision if isinstance(decision, triggers.Decision) else triggers.Decision(decision)
+            return 0
+
+    grower = ng.Grower(model, optimizer, ng.Strategy(Watched()), **options)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
     shape = (2, 8, 8) if isinstance(model[0], nn.Conv2d) else (model[0].in_features,)  # type: ignore[index]
     for _ in range(steps):

@@ -24,13 +24,15 @@ from typing import TypeVar
 
 from . import initializations as how
 from . import triggers as when
-from .initializations import INITIALIZATIONS, Initialization
-from .triggers import Trigger
+from .initializations import INITIALIZATIONS, Initialization, as_initialization
+from .initializations.base import Function
+from .layer import Layer, Need
+from .triggers import Decision, Trigger, as_trigger
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Strategy:
     """A trigger and an initialization; the latter may be given by name.
 
@@ -41,24 +43,29 @@ class Strategy:
     """
 
     trigger: Trigger
-    initialization: Initialization | str = "random"
+    initialization: Initialization
 
-    def __post_init__(self) -> None:
-        if not callable(self.trigger):
-            raise TypeError(f"a trigger is a function of a layer, such as triggers.Activation(): not {self.trigger!r}")
-        if isinstance(self.initialization, str):
-            made = _named(self.initialization, INITIALIZATIONS, "initialization")
-            object.__setattr__(self, "initialization", made())
-        elif not callable(self.initialization):
+    def __init__(
+        self,
+        trigger: Trigger | Callable[[Layer], Decision | int],
+        initialization: str | Initialization | Function = "random",
+    ):
+        if isinstance(initialization, str):
+            initialization = _named(initialization, INITIALIZATIONS, "initialization")()
+        elif not callable(initialization):
             raise TypeError(f"an initialization is a function or one of {', '.join(INITIALIZATIONS)}")
+        object.__setattr__(self, "trigger", as_trigger(trigger))
+        object.__setattr__(self, "initialization", as_initialization(initialization))
 
     @property
-    def needs(self) -> frozenset[str]:
-        """What of "activations", "gradients" and "trials" it takes; a plain function may use anything."""
-        everything = frozenset({"activations", "gradients", "trials"})
-        of_trigger: frozenset[str] = getattr(self.trigger, "needs", everything)
-        of_initialization: frozenset[str] = getattr(self.initialization, "needs", everything)
-        return of_trigger | of_initialization
+    def needs(self) -> frozenset[Need]:
+        """What it cannot do without."""
+        return self.trigger.needs | self.initialization.needs
+
+    @property
+    def uses(self) -> frozenset[Need]:
+        """What it looks at; a plain function may look at anything."""
+        return self.trigger.uses | self.initialization.uses
 
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {

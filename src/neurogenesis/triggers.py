@@ -1,12 +1,7 @@
-r"""When, where and how many: triggers look at a `Layer` after a gradient step and say how many neurons to add.
+r"""When, where and how many: triggers look at a `Layer` after a gradient step and return how many neurons to add.
 
-A trigger is a function of a `Layer` that returns a `Decision`, or just a number. It may have
-
-* ``needs``: what it looks at, of "activations" and "gradients"; a function without it gets both;
-* ``start(layer)``: called once for each layer before training, for what is to be remembered of the beginning;
-* ``patient = True``: it need not be asked at every step while it asks for nothing. A trigger without it is.
-
-Numbers to be kept from step to step go into ``layer.memory``.
+A trigger is a function of a `Layer` that returns a `Decision`, or just a number; or an object of a subclass of
+`Trigger`, which states what it looks at and may remember the beginning.
 
 Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
 """
@@ -16,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 
 from . import metrics
-from .layer import Layer, NotFinite
+from .layer import Layer, Need
 from .metrics import Metric
 from .passes.buffers import Activations, Untrained
+from .passes.seen import NotFinite
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,73 @@ class Decision:
     threshold: float | None = None
 
 
-Trigger = Callable[[Layer], "Decision | int"]
+class Trigger:
+    """Base class of triggers: write `__call__`, and set or override what else differs.
+
+    Numbers to be kept from step to step belong in ``layer.memory``, which is saved with the `Grower`.
+
+    Attributes:
+        needs: what it cannot do without; widths that cannot give it are left out.
+        patient: whether it need not be asked at every step while it returns 0.
+
+    Example:
+        >>> import neurogenesis as ng
+        >>> class Half(ng.triggers.Trigger):
+        ...     needs = frozenset({"activations"})
+        ...
+        ...     def __call__(self, layer):
+        ...         return int(layer.ready and layer.rank() > layer.size / 2)
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    patient: ClassVar[bool] = False
+
+    @property
+    def uses(self) -> frozenset[Need]:
+        """What it looks at; what it needs by default."""
+        return self.needs
+
+    def start(self, layer: Layer) -> None:
+        """Called once per layer, before training: remember what is needed of the beginning in ``layer.memory``."""
+
+    def __call__(self, layer: Layer) -> Decision | int:
+        """How many neurons to add now."""
+        raise NotImplementedError
+
+
+class _Function(Trigger):
+    """A plain function, which may look at anything and needs nothing."""
+
+    def __init__(self, function: Callable[[Layer], Decision | int]):
+        self.function = function
+
+    @property
+    def uses(self) -> frozenset[Need]:
+        return frozenset(get_args(Need))
+
+    def __call__(self, layer: Layer) -> Decision | int:
+        return self.function(layer)
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
+def as_trigger(given: Trigger | Callable[[Layer], Decision | int]) -> Trigger:
+    """A trigger as it is, or made of a function."""
+    if isinstance(given, Trigger):
+        return given
+    if not callable(given):
+        raise TypeError(f"a trigger is a function of a layer, such as triggers.Activation(): not {given!r}")
+    return _Function(given)
+
+
+GAMMA = 0.97
+"""The factor of the baseline of activations."""
+GAMMA_CONVOLUTIONAL = 0.9
+"""The same in networks with convolutions."""
+GAMMA_WEIGHT = 0.99
+"""The factor of the baseline of weights."""
+
 Baseline = Literal["initial", "running maximum"]
 
 
@@ -45,7 +107,7 @@ def _check_metric(metric: str) -> None:
 
 
 @dataclass(frozen=True)
-class Activation:
+class Activation(Trigger):
     r"""Grow while activations are as different from each other as they were in the untrained network.
 
     .. math:: \max(0, \mathrm{rank}_\epsilon(H/\sqrt n) - \lfloor \gamma \phi_0 M \rfloor)
@@ -72,8 +134,8 @@ class Activation:
     metric: Metric = "effective_dimension"
     baseline: Baseline | None = None
     eps: float = 0.01
-    needs = frozenset({"activations"})
-    patient = True
+    needs: ClassVar[frozenset[Need]] = frozenset({"activations"})
+    patient: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_metric(self.metric)
@@ -111,7 +173,9 @@ class Activation:
         return seen.rank(self.eps, scale) / seen.neurons
 
     def _gamma(self, layer: Layer) -> float:
-        return self.gamma if self.gamma is not None else 0.9 if layer.convolutional else 0.97
+        if self.gamma is not None:
+            return self.gamma
+        return GAMMA_CONVOLUTIONAL if layer.convolutional else GAMMA
 
 
 def _from_threshold(present: int, phi: float, threshold: float, size: int) -> Decision:
@@ -148,7 +212,7 @@ class Integrated(Activation):
 
 
 @dataclass(frozen=True)
-class Weight:
+class Weight(Trigger):
     r"""`Activation` on the producer's weights instead of activations; the width never passes the fan-in.
 
     .. math:: \max(0, \mathrm{rank}_\epsilon(W/\sqrt n) - \lfloor \gamma \phi_0 M \rfloor), n = \text{fan-in}
@@ -158,10 +222,9 @@ class Weight:
         eps: threshold of the effective rank.
     """
 
-    gamma: float = 0.99
+    gamma: float = GAMMA_WEIGHT
     eps: float = 0.01
-    needs = frozenset[str]()
-    patient = True
+    patient: ClassVar[bool] = True
 
     def start(self, layer: Layer) -> None:
         layer.memory.setdefault("baseline", layer.weight_rank(self.eps) / layer.size)
@@ -176,7 +239,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Gradient:
+class Gradient(Trigger):
     r"""As many neurons as would get larger gradients than all present neurons together.
 
     The number of singular values of the auxiliary gradient (see `neurogenesis.candidates.bridge`) greater than
@@ -193,12 +256,12 @@ class Gradient:
 
     scale: float = 0.5
     mean: bool = False
-    needs = frozenset({"gradients"})
-    patient = True
+    needs: ClassVar[frozenset[Need]] = frozenset({"gradients"})
+    patient: ClassVar[bool] = True
 
     def __call__(self, layer: Layer) -> Decision:
         assert layer.bridge is not None
-        if not layer.pairs or not layer.gradient_norms:
+        if not layer.has_gradients or not layer.gradient_norms:
             return Decision(0)  # no backward pass has reached it
         norms = torch.stack(list(layer.gradient_norms.values())).sum(0).double()
         threshold = self.scale * float(norms.mean() if self.mean else norms.sum())
@@ -221,7 +284,7 @@ Final = int | float | Mapping[str, int | float] | None
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Trigger):
     """One neuron after the other, evenly until the final width, over the first part of training.
 
     Args:
@@ -234,14 +297,13 @@ class Linear:
     steps: int
     final: Final = None
     part: float = 0.75
-    needs = frozenset[str]()
 
     def __call__(self, layer: Layer) -> Decision:
         return _towards(layer, self.final, min(1.0, layer.step / (self.part * self.steps)))
 
 
 @dataclass(frozen=True)
-class Batched:
+class Batched(Trigger):
     """Equal additions at equal distances until the final width, over the first part of training.
 
     Args:
@@ -255,7 +317,6 @@ class Batched:
     final: Final = None
     part: float = 0.75
     batches: int = 8
-    needs = frozenset[str]()
 
     def __call__(self, layer: Layer) -> Decision:
         done = _floor(self.batches * layer.step / (self.part * self.steps))
@@ -278,10 +339,8 @@ def resolved_size(size: int | float, initial: int) -> int:
 
 
 @dataclass(frozen=True)
-class Static:
+class Static(Trigger):
     """Never grow."""
-
-    needs = frozenset[str]()
 
     def __call__(self, layer: Layer) -> Decision:
         return Decision(0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from ..initializations import Initialization, Neurons
 from ..layer import Layer
@@ -21,7 +21,7 @@ from ..surgery.optimizer_state import Optimizers, as_list
 from ..surgery.plan import Plan, Values, find_growable, plan_neurons
 from ..surgery.reach import fan_ins_of
 from ..triggers import Static
-from .choosing import call_of, watchable
+from .choosing import call_of, has_convolutions, watchable
 
 
 def plan_growth(
@@ -46,9 +46,9 @@ def plan_growth(
     with ordinary_tensors():
         with torch.enable_grad():  # for what is found out of the layers
             layer = _layer(model, found, strategy, example, source)
-        layer.fan_ins = fan_ins
+        layer.now = replace(layer.now, fan_ins=fan_ins)
         with torch.no_grad():
-            neurons = strategy.initialization(layer, count, source)  # type: ignore[operator]
+            neurons = strategy.initialization(layer, count, source)
     if not isinstance(neurons, Neurons):
         raise TypeError(
             f"{strategy.initialization} returns a {type(neurons).__name__}: an initialization is a function "
@@ -128,22 +128,22 @@ def _layer(
     model: nn.Module, width: Width, strategy: Strategy, example: Example | None, generator: torch.Generator
 ) -> Layer:
     """The width as an initialization sees it, with the activations of an example if there is one."""
-    declared: frozenset[str] = getattr(strategy.initialization, "needs", frozenset())
-    if "gradients" in declared:
+    initialization = strategy.initialization
+    if "gradients" in initialization.needs:
         raise ValueError(
-            f"{strategy.initialization} needs gradients of the loss, which there are only in training: use a Grower, "
-            "with a Strategy of a trigger and this initialization"
+            f"{initialization} needs gradients of the loss, which there are only in training: use a Grower, with a "
+            "Strategy of a trigger and this initialization"
         )
-    if declared and example is None:
-        raise ValueError(f"{strategy.initialization} looks at activations: pass an input as example=")
-    convolutional = any(isinstance(module, _ConvNd) for module in model.modules())
+    if initialization.needs and example is None:
+        raise ValueError(f"{initialization} looks at activations: pass an input as example=")
     if example is None:
-        return Layer(model, width, None, convolutional)
+        return Layer(model, width, convolutional=has_convolutions(model))
     call = call_of(example)
-    (layer,) = watchable(model, strategy, [width], call, convolutional)
+    buffer = Buffer(model, call.samples)
+    (layer,) = watchable(model, strategy, [width], call, buffer)
     if layer.route is not None:
-        layer.seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
-        layer.buffer = Buffer(model, call.samples)
-        layer.buffer.watch(layer.name, width, layer.route)
-        layer.buffer.add(call)
+        seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+        layer.now = replace(layer.now, seed=seed)
+        buffer.watch(layer.name, width, layer.route)
+        buffer.add(call)
     return layer

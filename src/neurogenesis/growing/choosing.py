@@ -9,10 +9,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from ..candidates.bridge import Bridge
 from ..candidates.probes import find_bridge, probed
 from ..layer import Layer
+from ..passes.buffers import Buffer
 from ..passes.replay import Call
 from ..passes.routes import find_routes
 from ..strategies import Strategy
@@ -50,37 +52,37 @@ def _nothing_grows(known: Widths) -> str:
 
 
 def watchable(
-    model: nn.Module, strategy: Strategy, chosen: Sequence[Width], call: Call, convolutional: bool
+    model: nn.Module, strategy: Strategy, chosen: Sequence[Width], call: Call, buffer: Buffer | None = None
 ) -> list[Layer]:
     """Layers of the widths that the strategy can serve; the others are named in a warning."""
-    needs = strategy.needs
-    # A plain function may use anything, and may do without what a layer cannot give.
-    must: frozenset[str] = frozenset().union(
-        *(getattr(part, "needs", ()) for part in (strategy.trigger, strategy.initialization))
-    )
-    routes = find_routes(model, chosen, call) if needs else {}
-    check = getattr(strategy.initialization, "check", None)
+    routes = find_routes(model, chosen, call) if strategy.uses else {}
+    convolutional = has_convolutions(model)
     layers, left_out = [], {}
     for width in chosen:
         found = routes.get(width.name)
         route = None if isinstance(found, str) else found
-        layer = Layer(model, width, route, convolutional)
-        layer.example = call
-        problem = found if isinstance(found, str) and must else None
-        if route is not None and "gradients" in needs:
+        problem = found if isinstance(found, str) and strategy.needs else None
+        bridge: Bridge | str | None = None
+        if route is not None and "gradients" in strategy.uses:
             bridge = find_bridge(model, width, route, call)
-            if isinstance(bridge, Bridge):
-                layer.bridge = bridge
-            elif "gradients" in must:
+            if isinstance(bridge, str) and "gradients" in strategy.needs:
                 problem = bridge
-        if route is not None and "trials" in must and problem is None:
+        if route is not None and "trials" in strategy.needs and problem is None:
             probe = probed(model, width, route, call)
             problem = probe if isinstance(probe, str) else None
         if problem is not None:
             left_out[width.name] = problem
             continue
-        if check is not None:
-            check(layer)
+        layer = Layer(
+            model,
+            width,
+            route,
+            convolutional=convolutional,
+            bridge=bridge if isinstance(bridge, Bridge) else None,
+            buffer=buffer,
+            example=call,
+        )
+        strategy.initialization.check(layer)
         layers.append(layer)
     if left_out:
         listed = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
@@ -88,6 +90,10 @@ def watchable(
             raise ValueError(f"the strategy can grow none of the widths ({listed})")
         warnings.warn(f"widths that the strategy cannot watch do not grow ({listed})", stacklevel=5)
     return layers
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(module, _ConvNd) for module in model.modules())
 
 
 def set_maxima(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:

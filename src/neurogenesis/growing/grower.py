@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from torch.optim import LBFGS, Optimizer
 
 from ..history import Event, History, Observation
 from ..initializations import Neurons
-from ..layer import Layer, NotFinite
+from ..layer import Layer, Moment
 from ..passes.buffers import Buffer, Untrained
 from ..passes.replay import Call
+from ..passes.seen import NotFinite
 from ..passes.taps import Taps
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
@@ -31,8 +32,9 @@ from ..surgery.plan import Plan, Surgery, check_average, plan_neurons, plan_shri
 from ..surgery.reach import fan_ins_of
 from ..triggers import Decision
 from .budget import affordable, fitted, loss_with
-from .choosing import MaxWidth, call_of, choose, example_of, set_maxima, watchable
+from .choosing import MaxWidth, call_of, choose, example_of, has_convolutions, set_maxima, watchable
 from .overview import overview
+from .schedule import Schedule
 
 
 class Grower:
@@ -102,7 +104,7 @@ class Grower:
         if ema is not None:
             check_average(self.model, ema)
         self.strategy = as_strategy(strategy)
-        if ema is not None and getattr(self.strategy.initialization, "changes_present_neurons", False):
+        if ema is not None and self.strategy.initialization.changes_present_neurons:
             raise ValueError(
                 f"{self.strategy.initialization} changes present neurons, and does not know those of the average: "
                 "leave ema= out and make a new average after growth, or use another initialization"
@@ -113,7 +115,7 @@ class Grower:
         present = sum(parameter.numel() for parameter in self.model.parameters())
         if max_parameters is not None and max_parameters < present:
             raise ValueError(f"max_parameters={max_parameters}, but the model has {present} parameters already")
-        self.max_width, self.max_parameters, self.every = max_width, max_parameters, every
+        self.max_width, self.max_parameters = max_width, max_parameters
         self.include = ["*"] if include is None else _patterns(include, "include")
         self.exclude = _patterns(exclude, "exclude")
         self.tie = tie
@@ -121,10 +123,9 @@ class Grower:
         self.ages, self.margin = ages, margin
         self.history = History()
         self.steps = 0  # gradient steps seen
-        convolutional = any(isinstance(module, _ConvNd) for module in self.model.modules())
-        self.convolutional = convolutional
-        self.buffer = Buffer(self.model, buffer or (128 if convolutional else 1568))
+        self.buffer = Buffer(self.model, buffer or (128 if has_convolutions(self.model) else 1568))
         self.generator = torch.Generator().manual_seed(seed)
+        self._schedule = Schedule(every)
         self._layers: list[Layer] | None = None
         self._known: Widths | None = None
         self._first: Call | None = None  # what the model was first called with
@@ -155,20 +156,19 @@ class Grower:
             known = widths(self.model, example_of(self.model, call), tie=self.tie)
         self._known = known
         chosen = choose(known, self.include, self.exclude)
-        layers = watchable(self.model, self.strategy, chosen, call, self.convolutional)
+        layers = watchable(self.model, self.strategy, chosen, call, self.buffer)
         set_maxima(layers, known, self.max_width)
-        start = getattr(self.strategy.trigger, "start", None)
         for layer in layers:
             if layer.route is not None:
-                layer.buffer = self.buffer
                 self.buffer.watch(layer.name, layer.width, layer.route)
-            if start is not None:
-                start(layer)
+            self.strategy.trigger.start(layer)
         self._layers = layers
         self._first = call
-        if "activations" in getattr(self.strategy.trigger, "needs", ()):
+        if "activations" in self.strategy.trigger.needs:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
-        self._taps.watch(layers)
+        self._schedule.start(layer.name for layer in layers)
+        self._taps.watch([layer.seen for layer in layers if layer.seen is not None and layer.bridge is not None])
+        self._taps.wanted = self._schedule.due(self.steps + 1)
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
         """Add inputs to the buffer, as if the model had been trained on them.
@@ -188,7 +188,9 @@ class Grower:
         return {layer.name: layer.size for layer in self._layers or ()}
 
     def __str__(self) -> str:
-        return overview(self.strategy, self._layers, self.history)
+        text = overview(self.strategy, self._layers, self.history)
+        self.buffer.forget()  # the activations measured for it: at the next step the model may have changed
+        return text
 
     @property
     def layers(self) -> list[Layer]:
@@ -229,41 +231,33 @@ class Grower:
             self._warn("the optimizer was stepped without a backward pass through the model")
         else:
             self.steps += 1
-            due = [layer for layer in self._layers if self._is_due(layer)]
-            if due:
+            names = self._schedule.due(self.steps)
+            if due := [layer for layer in self._layers if layer.name in names]:
                 events = self._look(due, closure)
-        for layer in self._layers:
-            layer.pairs.clear()
-            layer.gradient_norms.clear()
-            layer.looking = self._is_due(layer, self.steps + 1)
+        taps.forget()
+        taps.wanted = self._schedule.due(self.steps + 1)
         self.buffer.forget()
         return events
-
-    def _is_due(self, layer: Layer, step: int | None = None) -> bool:
-        """Whether a layer is asked at a step, the present one by default."""
-        step = self.steps if step is None else step
-        return (step - 1) % self.every == 0 if self.every is not None else step >= layer.next_look
 
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
         for layer in due:
-            if layer.pairs and layer.drop_stale():
+            if layer.seen is not None and layer.seen.drop_stale():
                 self._warn("inputs were overwritten, or widths resized, before the step: its gradients are not used")
-        if self.buffer.drop_overwritten() and "activations" in self.strategy.needs:
+        if self.buffer.drop_overwritten() and "activations" in self.strategy.uses:
             self._warn("the model's inputs were overwritten before the step: no growth at such steps")
             return []
         asked = [layer for layer in due if not layer.full]
         self.buffer.ask(layer.name for layer in asked)
-        needs_loss = getattr(self.strategy.initialization, "needs_loss", None)
         decided: list[tuple[Layer, Decision]] = []
         growing: list[tuple[Layer, Decision, int]] = []
         for layer in asked:
-            if needs_loss is not None and closure is None and needs_loss(layer):
+            if closure is None and self.strategy.initialization.needs_loss(layer):
                 raise TypeError(
                     f"{layer.name}: this strategy must evaluate the loss again: call grower.step(closure) with a "
                     "function that runs the model and returns its loss"
                 )
-            layer.step = self.steps
+            layer.now = replace(layer.now, step=self.steps)
             try:
                 decision = self.strategy.trigger(layer)
             except NotFinite as error:
@@ -283,21 +277,15 @@ class Grower:
         self._tell_waiting(asked)
         events = self._grow(growing, closure) if growing else []
         grown = {event.width for event in events}
-        for layer, decision in decided:
-            self._plan_next_look(layer, decision, layer.name in grown)
-        return events
-
-    def _plan_next_look(self, layer: Layer, decision: Decision, grown: bool) -> None:
-        """Ask a layer again later the longer it has not grown: what has not changed for long rarely does."""
         trigger = self.strategy.trigger
-        waits = decision.metric is None and "activations" in getattr(trigger, "needs", ())  # for samples
-        patient = getattr(trigger, "patient", False) and not waits
-        layer.quiet = layer.quiet + 1 if patient and not grown else 0
-        layer.next_look = self.steps + min(max(layer.quiet, 1), _LONGEST)
+        for layer, decision in decided:
+            waits = decision.metric is None and "activations" in trigger.needs  # for samples
+            self._schedule.looked(layer.name, self.steps, trigger.patient and not waits, layer.name in grown)
+        return events
 
     def _tell_waiting(self, asked: Sequence[Layer]) -> None:
         """Say once what is being waited for, and which widths have more neurons than there will be samples."""
-        if "activations" not in getattr(self.strategy.trigger, "needs", ()) or not asked:
+        if "activations" not in self.strategy.trigger.needs or not asked:
             return
         waiting = {layer.name: layer.waiting for layer in asked}
         self._measured |= {name for name, text in waiting.items() if text is None}
@@ -335,11 +323,14 @@ class Grower:
                 count = affordable(self.model, self.max_parameters, layer, count, also)
                 if count == 0:
                     continue
-                layer.seed = int(torch.randint(2**31, (1,), generator=self.generator))
-                layer.fan_ins = self._fan_ins(layer)
-                layer.loss_with = None if closure is None else loss_with(self.model, layer, closure, self.generator)
+                layer.now = Moment(
+                    self.steps,
+                    int(torch.randint(2**31, (1,), generator=self.generator)),
+                    self._fan_ins(layer),
+                    None if closure is None else loss_with(self.model, layer, closure, self.generator),
+                )
                 try:
-                    neurons = self.strategy.initialization(layer, count, self.generator)  # type: ignore[operator]
+                    neurons = self.strategy.initialization(layer, count, self.generator)
                 except NotFinite as error:
                     self._start_over(error, layer)
                     return []
@@ -388,8 +379,7 @@ class Grower:
             layer.name: {
                 "initial": layer.initial,
                 "memory": dict(layer.memory),
-                "next_look": layer.next_look,
-                "quiet": layer.quiet,
+                **self._schedule.state(layer.name),
             }
             for layer in self._layers or ()
         }
@@ -426,15 +416,14 @@ class Grower:
             saved = state["layers"][layer.name]
             layer.initial = saved["initial"]
             layer.memory = dict(saved["memory"])
-            layer.next_look, layer.quiet = saved["next_look"], saved["quiet"]
-            layer.looking = self._is_due(layer, state["steps"] + 1)
-            layer.pairs.clear()
-            layer.gradient_norms.clear()
+            self._schedule.load(layer.name, saved["next_look"], saved["quiet"])
         if self._known is not None:
             set_maxima(self._layers or (), self._known, self.max_width)
         untrained = state["untrained"]
         self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
+        self._taps.forget()
+        self._taps.wanted = self._schedule.due(self.steps + 1)
         self.generator.set_state(state["generator"].cpu())  # wherever the rest was loaded to
         self.buffer.calls[:] = calls
         self.buffer.forget()
@@ -475,9 +464,6 @@ class Grower:
         if (key or message) not in self._warned:
             self._warned.add(key or message)
             warnings.warn(message, stacklevel=4)
-
-
-_LONGEST = 12  # gradient steps between two looks at a width that asks for nothing
 
 
 def _check_usable(optimizers: Sequence[Optimizer]) -> None:

@@ -34,15 +34,6 @@ def _state(strategy: Strategy, layer: Layer, seen: Observation | None) -> str:
         return "at its maximum"
     if seen is None:
         return "before the first gradient step"
-    if seen.metric is None and "activations" in getattr(strategy.trigger, "needs", ()):
-        return "" if (what := _waiting(layer)) is None else f"waiting: {what}"
+    if seen.metric is None and "activations" in strategy.trigger.needs and layer.waiting is not None:
+        return f"waiting: {layer.waiting}"
     return ""
-
-
-def _waiting(layer: Layer) -> str | None:
-    """What a layer waits for; its activations are not kept for the next step, when the model may be another one."""
-    try:
-        return layer.waiting
-    finally:
-        if layer.buffer is not None:
-            layer.buffer.forget()

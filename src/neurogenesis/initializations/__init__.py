@@ -1,8 +1,7 @@
 r"""How: initializations give new neurons their fan-in and fan-out.
 
-An initialization is a function of a `Layer`, a number of neurons and a random generator that returns `Neurons`. Like a
-trigger it may have ``needs``, of "activations", "gradients" and "trials" (runs with candidates), and ``check(layer)``,
-called once before training, which raises if it cannot serve a layer.
+An initialization is a function of a `Layer`, a number of neurons and a random generator that returns `Neurons`; or an
+object of a subclass of `Initialization`, which states what it looks at and which layers it can serve.
 
 Biases are 0. Fan-in and fan-out that are not zero are scaled to the mean norm of the present neurons (Firefly aside);
 random fan-in, or what is chosen from it, is as `neurogenesis.surgery.reach` says. What an initialization leaves out is
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .base import Initialization, Neurons
+from .base import Initialization, Neurons, as_initialization
 from .gradients import Firefly, GradMax, NeST
 from .novelty import Opt, Pre, Random, Select, Weight
 
@@ -31,6 +30,7 @@ __all__ = [
     "Random",
     "Select",
     "Weight",
+    "as_initialization",
 ]
 
 INITIALIZATIONS: dict[str, Callable[[], Initialization]] = {

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
 
-from ..layer import Layer
+from ..layer import Layer, Need
 from ..structure.axes import Axis
 
 
@@ -29,7 +30,64 @@ class Neurons:
     why_fewer: str | None = None
 
 
-Initialization = Callable[[Layer, int, torch.Generator], Neurons]
+class Initialization:
+    """Base class of initializations: write `__call__`, and set or override what else differs.
+
+    Attributes:
+        needs: what it cannot do without; widths that cannot give it are left out.
+        changes_present_neurons: whether it may return `Neurons.changes`, which an averaged model cannot follow.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> class Ones(ng.initializations.Initialization):
+        ...     def __call__(self, layer, count, generator):
+        ...         ones = torch.ones(count, *layer.of_neurons(layer.producer).shape[1:])
+        ...         return ng.Neurons(count, {(layer.producer.tensor, 0): layer.values(layer.producer, ones)})
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    changes_present_neurons: ClassVar[bool] = False
+
+    @property
+    def uses(self) -> frozenset[Need]:
+        """What it looks at; what it needs by default."""
+        return self.needs
+
+    def check(self, layer: Layer) -> None:
+        """Called once per layer, before training: raise if it cannot serve the layer."""
+
+    def needs_loss(self, layer: Layer) -> bool:
+        """Whether it must evaluate the loss again, for which `Grower.step` takes a closure."""
+        return False
+
+    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        """New neurons for a layer, at most `count`."""
+        raise NotImplementedError
+
+
+Function = Callable[[Layer, int, torch.Generator], Neurons]
+
+
+class _Plain(Initialization):
+    """A plain function, which may look at anything and needs nothing."""
+
+    def __init__(self, function: Function):
+        self.function = function
+
+    @property
+    def uses(self) -> frozenset[Need]:
+        return frozenset(get_args(Need))
+
+    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
+        return self.function(layer, count, generator)
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
+def as_initialization(given: Initialization | Function) -> Initialization:
+    """An initialization as it is, or made of a function."""
+    return given if isinstance(given, Initialization) else _Plain(given)
 
 
 def values_of(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Tensor]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..candidates.probes import probed
-from ..layer import Layer, scaled_like
-from .base import Neurons, candidates_of, values_of
+from ..layer import Layer, Need, scaled_like
+from .base import Initialization, Neurons, candidates_of, values_of
 
 
 @dataclass(frozen=True)
-class GradMax:
+class GradMax(Initialization):
     """Zero fan-in, and the fan-out for which its weights get the largest gradient, biases aside.
 
     These are the left singular vectors of the auxiliary gradient: at most as many as the next layer has neurons. Where
@@ -24,7 +25,7 @@ class GradMax:
     Reference: Evci et al., "GradMax: Growing Neural Networks using Gradient Information" (ICLR 2022).
     """
 
-    needs = frozenset({"gradients"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"gradients"})
 
     def check(self, layer: Layer) -> None:
         assert layer.route is not None
@@ -45,7 +46,7 @@ class GradMax:
             raise ValueError(f"{layer.name}: what stands {where} is not 0 at 0: zero fan-in would change the outputs")
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        if not layer.pairs:
+        if not layer.has_gradients:
             return Neurons(0, why_fewer=_NO_GRADIENT)
         vectors, singular = _left_singular_vectors(self._matrix(layer).double(), count)
         useful = int((singular > 1e-6 * singular[0]).sum()) if singular[0] > 0 else 0
@@ -108,7 +109,7 @@ def _as_fan_out(layer: Layer, rows: Tensor, present: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Firefly:
+class Firefly(Initialization):
     r"""The candidates with the largest gradients among splits of present neurons and new ones.
 
     A split halves a neuron's fan-out and gives one half to a copy; noise is added to the fan-in of the one and
@@ -124,8 +125,8 @@ class Firefly:
 
     noise: float = 1e-4
     candidates: int | None = None
-    needs = frozenset({"gradients", "trials"})
-    changes_present_neurons = True
+    needs: ClassVar[frozenset[Need]] = frozenset({"gradients", "trials"})
+    changes_present_neurons: ClassVar[bool] = True
 
     def check(self, layer: Layer) -> None:
         assert layer.route is not None
@@ -138,7 +139,7 @@ class Firefly:
                 )
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        if not layer.pairs:
+        if not layer.has_gradients:
             return Neurons(0, why_fewer=_NO_GRADIENT)
         total = candidates_of(self.candidates, layer) + count
         splits = total // 2
@@ -201,7 +202,7 @@ class Firefly:
 
 
 @dataclass(frozen=True)
-class NeST:
+class NeST(Initialization):
     r"""Neurons that connect what would be connected most usefully, so that they lower the loss.
 
     Dense: of the largest part of :math:`|A|`, the auxiliary gradient, each entry (o, i) adds
@@ -218,7 +219,7 @@ class NeST:
 
     part: float = 0.4
     candidates: int | None = None
-    needs = frozenset({"gradients"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"gradients"})
 
     def needs_loss(self, layer: Layer) -> bool:
         """Whether it must evaluate the loss again."""
@@ -227,7 +228,7 @@ class NeST:
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if self.needs_loss(layer):
             return self._by_loss(layer, count, generator)
-        if not layer.pairs:
+        if not layer.has_gradients:
             return Neurons(0, why_fewer=_NO_GRADIENT)
         assert layer.bridge is not None
         gradient = layer.bridge.matrix(layer.auxiliary_gradient())
@@ -244,7 +245,7 @@ class NeST:
         return Neurons(count, values)
 
     def _by_loss(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        if layer.loss_with is None:
+        if layer.now.loss_with is None:
             raise TypeError(
                 f"{layer.name}: 'nest' on convolutions must evaluate the loss again: call grower.step(closure) with "
                 "a function that runs the model and returns its loss"
@@ -257,7 +258,7 @@ class NeST:
         losses = []
         for index in range(total):
             one = slice(index, index + 1)
-            losses.append(layer.loss_with(self._both(layer, fan_in[one], fan_out[one])))
+            losses.append(layer.now.loss_with(self._both(layer, fan_in[one], fan_out[one])))
         best = torch.tensor(losses, dtype=torch.float64).argsort(stable=True)[:count]
         return Neurons(count, self._both(layer, fan_in[best], fan_out[best]))
 

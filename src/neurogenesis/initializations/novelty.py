@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from .. import metrics
-from ..layer import Layer, scaled_like
+from ..layer import Layer, Need, scaled_like
 from ..metrics import Metric
-from .base import Neurons, candidates_of, values_of
+from .base import Initialization, Neurons, candidates_of, values_of
 
 
 @dataclass(frozen=True)
-class Random:
+class Random(Initialization):
     """Random fan-in, zero fan-out."""
-
-    needs = frozenset[str]()
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         return Neurons(count)
 
 
 @dataclass(frozen=True)
-class Select:
+class Select(Initialization):
     """The best of random candidates: those that, each alone, give the highest metric beside the present neurons.
 
     Args:
@@ -38,7 +37,7 @@ class Select:
     candidates: int | None = None
     eps: float = 0.01
     least: bool = False
-    needs = frozenset({"activations", "trials"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"activations", "trials"})
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         fan_in = layer.random_fan_in(candidates_of(self.candidates, layer) + count, generator)
@@ -136,10 +135,8 @@ class Opt(Select):
 
 
 @dataclass(frozen=True)
-class Weight:
+class Weight(Initialization):
     r"""Random fan-in projected on the kernel of the producer's weights, :math:`w - W^+Ww`; zero fan-out."""
-
-    needs = frozenset[str]()
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         basis = _row_space(layer.weight)

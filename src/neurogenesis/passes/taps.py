@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..layer import Layer, Pair
+from ..structure.axes import Axis
 from ..structure.tracing import is_run_by_us, tensors_in
 from .buffers import Buffer
 from .replay import Call, Hook, observe
+from .seen import Seen
 
 
 class Taps:
@@ -37,7 +38,8 @@ class Taps:
         self.recording = False
         self._on_first_call = on_first_call
         self._call: Call | None = None
-        self._layers: Sequence[Layer] = ()
+        self.wanted: frozenset[str] = frozenset()  # widths whose gradients the next step will ask for
+        self._watched: Sequence[Seen] = ()
         self.fresh = False  # whether a gradient step has been taken since the last pass
         self._seen: set[tuple[str, str]] = set()
         self._inputs: dict[str, Tensor] = {}
@@ -46,38 +48,36 @@ class Taps:
             model.register_forward_hook(Hook(self._leave), always_call=True),
         ]
 
-    def watch(self, layers: Sequence[Layer]) -> None:
-        """Catch the gradients of layers that have a bridge."""
-        self._layers = layers
-        for layer in layers:
-            route = layer.route
-            if route is None or layer.bridge is None:
-                continue
+    def watch(self, widths: Sequence[Seen]) -> None:
+        """Note the gradients of widths."""
+        self._watched = widths
+        for seen in widths:
+            route = seen.route
             producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
-            self._tap(layer, "H_prev", producer, "input", partial(self._input, layer))
-            self._tap(layer, "output", consumer, "output", partial(self._output, layer))
+            self._tap(seen, "H_prev", producer, "input", partial(self._input, seen))
+            self._tap(seen, "output", consumer, "output", partial(self._output, seen))
             for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")):
-                self._tap_gradient(layer, axis, role)
+                self._tap_gradient(seen, axis, role)
 
-    def _tap(self, layer: Layer, what: str, module: nn.Module, side: Any, action: Callable[[Tensor], None]) -> None:
-        key = layer.name, what
+    def _tap(self, seen: Seen, what: str, module: nn.Module, side: Any, action: Callable[[Tensor], None]) -> None:
+        name = seen.width.name
+        key = name, what
 
         def act(tensor: Tensor) -> None:
-            if (
-                self.recording and layer.looking and key not in self._seen and not is_run_by_us(self.model)
-            ):  # a layer called twice counts the first time
+            wanted = self.recording and name in self.wanted and not is_run_by_us(self.model)
+            if wanted and key not in self._seen:  # a layer called twice counts the first time
                 self._seen.add(key)
                 action(tensor)
 
         self._handles.append(observe(module, side, act))
 
-    def _tap_gradient(self, layer: Layer, axis: Any, role: str) -> None:
+    def _tap_gradient(self, seen: Seen, axis: Axis, role: str) -> None:
         path, _, name = axis.tensor.rpartition(".")
         parameter = getattr(self.model.get_submodule(path), name)
 
         def arrived(parameter: Tensor) -> None:
-            if layer.looking and not self.muted and parameter.grad is not None:
-                layer.gradient_norms[role] = layer.norms(axis, parameter.grad)
+            if seen.width.name in self.wanted and not self.muted and parameter.grad is not None:
+                seen.add_gradient(role, axis, parameter.grad)
 
         if parameter.requires_grad:
             self._handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
@@ -131,11 +131,11 @@ class Taps:
     def _went_backward(self, gradient: Tensor) -> None:
         self.backwards += 1
 
-    def _input(self, layer: Layer, tensor: Tensor) -> None:
-        self._inputs[layer.name] = tensor.detach().clone() if self.buffer.overwritten else tensor.detach()
+    def _input(self, seen: Seen, tensor: Tensor) -> None:
+        self._inputs[seen.width.name] = tensor.detach().clone() if self.buffer.overwritten else tensor.detach()
 
-    def _output(self, layer: Layer, tensor: Tensor) -> None:
-        H_prev, call = self._inputs.pop(layer.name, None), self._call
+    def _output(self, seen: Seen, tensor: Tensor) -> None:
+        H_prev, call = self._inputs.pop(seen.width.name, None), self._call
         if H_prev is None or call is None or not tensor.requires_grad:
             return
 
@@ -144,11 +144,16 @@ class Taps:
                 return
             if self.fresh:  # the first gradient after a gradient step: what was there belongs to that one
                 self.fresh = False
-                for each in self._layers:
+                for each in self._watched:
                     each.pairs.clear()
-            layer.pairs.append(Pair(call, H_prev, gradient.detach(), H_prev._version, layer.shapes))
+            seen.add(call, H_prev, gradient.detach())
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """Drop what was seen since the last step."""
+        for seen in self._watched:
+            seen.clear()
 
     def remove(self) -> None:
         for handle in self._handles:

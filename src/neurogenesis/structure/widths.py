@@ -133,6 +133,19 @@ class Width:
             known = self._positions[axis] = sizes, positions, in_order
         return known
 
+    def neurons(self, axis: Axis, tensor: Tensor) -> Tensor:
+        """A parameter, or something of its shape, by neuron: neurons x per neuron x the rest."""
+        rows, positions = tensor.movedim(axis.axis, 0), self.positions(axis)
+        if self.in_order(axis):
+            return rows.reshape(*positions.shape, *rows.shape[1:])
+        return rows[positions.to(rows.device)]
+
+    def norms(self, axis: Axis, tensor: Tensor) -> Tensor:
+        """The norm of each neuron's part of a parameter, or of something of its shape."""
+        part = self.neurons(axis, tensor)
+        norms: Tensor = torch.linalg.vector_norm(part, dim=tuple(range(1, part.ndim)))
+        return norms
+
     def new_entries(
         self, axis: Axis, count: int, tensor: Tensor, generator: torch.Generator | None, fan_in: FanIn | None = None
     ) -> Tensor:

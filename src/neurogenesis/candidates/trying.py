@@ -1,0 +1,163 @@
+"""Candidates tried: activations and gradients of would-be neurons in the model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ..passes.buffers import Activations, Buffer
+from ..passes.replay import Call, Watch, replay
+from ..passes.routes import Route, pick
+from ..passes.seen import NotFinite, Pair, check_finite
+from ..structure.widths import Width
+from .grown import grown_tensors
+
+Attributes = Sequence[tuple[nn.Module, str, int]]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Weights of would-be neurons.
+
+    Args:
+        fan_in: weights in the producer, count x per neuron x the rest.
+        bias: biases, count x per neuron; zero by default.
+        sources: the present neuron that each is a copy of, or -1.
+    """
+
+    fan_in: Tensor
+    bias: Tensor | None = None
+    sources: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Trying:
+    """Runs of the model, up to the consumer of one width, with candidates for it.
+
+    Args:
+        model: the model.
+        width: the width.
+        route: where it runs.
+        buffer: the model's latest inputs.
+    """
+
+    model: nn.Module
+    width: Width
+    route: Route
+    buffer: Buffer | None
+
+    def activations(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
+        """The activations of the present neurons and of candidates on the model's latest inputs."""
+        runs = self._runs(self._calls, seed, Candidates(fan_in), gradients=gradients)
+        limit = 0 if self.buffer is None else self.buffer.limit
+        with torch.set_grad_enabled(gradients):
+            H, new = (Activations([seen[key] for seen in runs]).latest(limit) for key in ("H", "new"))
+        if not (H.finite and new.finite):
+            raise NotFinite(f"activations of {self.width.name}")
+        return H, new
+
+    def inputs_and_outputs(self, seed: int) -> tuple[Tensor, Tensor]:
+        """The producer's inputs H_prev and outputs Z on the model's latest inputs, features x samples."""
+        runs = self._runs(self._calls, seed, inputs_and_outputs=True)
+        H_prev, Z = (torch.cat([seen[key].flatten(0, -2).T for seen in runs], 1) for key in ("H_prev", "Z"))
+        check_finite([H_prev, Z], f"activations of {self.width.name}")
+        return H_prev, Z
+
+    def gradients(
+        self, candidates: Candidates, fan_out: Tensor, pairs: Sequence[Pair], seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients that candidates' fan-in and fan-out would get, to first order: with D as it is.
+
+        Args:
+            candidates: their fan-in.
+            fan_out: their weights in the consumer, count x per neuron x the rest.
+            pairs: what the passes have shown.
+            seed: of what is random in the model.
+        """
+        total: list[Tensor] = [torch.zeros_like(candidates.fan_in), torch.zeros_like(fan_out)]
+        for pair in pairs:
+            leaves = [each.detach().clone().requires_grad_() for each in (candidates.fan_in, fan_out)]
+            own = Candidates(leaves[0], candidates.bias, candidates.sources)
+            (seen,) = self._runs([pair.call], seed, own, H_prev=pair.H_prev, gradients=True)
+            with torch.enable_grad():
+                output = self._consume(seen["consumed"].to(leaves[1].dtype), leaves[1])
+            gradients = torch.autograd.grad(output, leaves, pair.D.reshape(output.shape).to(output))
+            total = [t + g for t, g in zip(total, gradients, strict=True)]
+        check_finite(total, f"gradients of {self.width.name}")
+        return total[0], total[1]
+
+    @property
+    def _calls(self) -> Sequence[Call]:
+        return () if self.buffer is None else self.buffer.calls
+
+    def _consume(self, inputs: Tensor, fan_out: Tensor) -> Tensor:
+        """What candidates with a fan-out, count x per neuron x the rest, add to the consumer's output."""
+        axis, module = self.route.consumer, self.model.get_submodule(self.route.consumer.module)
+        weight = fan_out.flatten(0, 1).movedim(0, axis.axis)
+        if isinstance(module, _ConvNd):
+            convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
+            return convolve(inputs, weight, None, module.stride, module.padding, module.dilation)  # type: ignore
+        return F.linear(inputs, weight)
+
+    def _runs(
+        self,
+        calls: Sequence[Call],
+        seed: int,
+        candidates: Candidates | None = None,
+        *,
+        H_prev: Tensor | None = None,
+        inputs_and_outputs: bool = False,
+        gradients: bool = False,
+    ) -> list[dict[str, Tensor]]:
+        """Run the model up to the consumer, with candidates if there are any, and note what passes by.
+
+        With `H_prev` the producer gets that instead of its input, and what the consumer gets is noted.
+        """
+        route, count = self.route, 0 if candidates is None else len(candidates.fan_in)
+        tensors: Mapping[str, Tensor] = {}
+        attributes: Attributes = ()
+        if candidates is not None:
+            with torch.set_grad_enabled(gradients):
+                tensors, attributes = grown_tensors(
+                    self.model, self.width, route, count, candidates.fan_in, candidates.bias, candidates.sources
+                )
+        producer, point, consumer = (
+            self.model.get_submodule(axis.module) for axis in (route.producer, route.point, route.consumer)
+        )
+        result = []
+        for call in calls:
+            seen: dict[str, Tensor] = {}
+            watches = [Watch(point, route.side, partial(self._at_point, seen, point, count))]
+            if inputs_and_outputs:
+                watches.append(Watch(producer, "input", partial(_keep, seen, "H_prev")))
+                watches.append(Watch(producer, "output", partial(_keep, seen, "Z")))
+            if H_prev is not None:
+                watches.append(Watch(producer, "input", lambda _: H_prev))
+                watches.append(Watch(consumer, "input", partial(self._at_consumer, seen, consumer, count)))
+            replay(self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
+            result.append(seen)
+        return result
+
+    def _at_point(self, seen: dict[str, Tensor], module: nn.Module, count: int, h: Tensor) -> None:
+        if "H" not in seen:  # a layer called twice counts the first time
+            positions = self.width.positions_after(self.route.point, count)
+            seen["H"] = pick(h, module, positions[: self.width.size])
+            if count:
+                seen["new"] = pick(h, module, positions[self.width.size :])
+
+    def _at_consumer(self, seen: dict[str, Tensor], module: nn.Module, count: int, h: Tensor) -> None:
+        if "consumed" not in seen:
+            channel = 1 if isinstance(module, _ConvNd) else -1
+            columns = self.width.new_positions(self.route.consumer, count).flatten()
+            seen["consumed"] = h.index_select(channel, columns.to(h.device))
+
+
+def _keep(seen: dict[str, Tensor], key: str, tensor: Tensor) -> None:
+    seen.setdefault(key, tensor)

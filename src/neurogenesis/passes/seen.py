@@ -1,0 +1,83 @@
+"""What the user's own training passes have shown of a width since the last gradient step.
+
+Only the taps write it; layers read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..structure.axes import Axis
+from ..structure.weight_norm import weight_of
+from ..structure.widths import Width
+from .replay import Call
+from .routes import Route
+
+Shapes = tuple[torch.Size, torch.Size]  # of the producer's and the consumer's weight
+
+
+class NotFinite(ArithmeticError):
+    """Activations or gradients are not all finite."""
+
+
+def check_finite(tensors: Iterable[Tensor], what: str) -> None:
+    """Raise `NotFinite` unless all entries are finite."""
+    for tensor in tensors:
+        wide = torch.promote_types(tensor.dtype, torch.float32)  # half precision would overflow
+        if not math.isfinite(float(torch.linalg.vector_norm(tensor.detach(), dtype=wide).abs())):
+            raise NotFinite(what)
+
+
+class Pair(NamedTuple):
+    """One pass: the producer's input, and the gradient of the loss at the consumer's output."""
+
+    call: Call
+    H_prev: Tensor
+    D: Tensor
+    version: int  # of H_prev, which the model may overwrite
+    shapes: Shapes
+
+
+class Seen:
+    """What was seen of one width.
+
+    Attributes:
+        pairs: inputs and gradients of the passes since the last step.
+        gradient_norms: norms of the gradients of fan-in and fan-out, per neuron, at the last backward pass.
+    """
+
+    def __init__(self, model: nn.Module, width: Width, route: Route):
+        self.model, self.width, self.route = model, width, route
+        self.pairs: list[Pair] = []
+        self.gradient_norms: dict[str, Tensor] = {}
+
+    def add(self, call: Call, H_prev: Tensor, D: Tensor) -> None:
+        self.pairs.append(Pair(call, H_prev, D, H_prev._version, self.shapes))
+
+    def add_gradient(self, role: str, axis: Axis, gradient: Tensor) -> None:
+        self.gradient_norms[role] = self.width.norms(axis, gradient)
+
+    @property
+    def shapes(self) -> Shapes:
+        """The present shapes of the weights."""
+        producer, consumer = (weight_of(self.model, axis.tensor) for axis in (self.route.producer, self.route.consumer))
+        return producer.shape, consumer.shape
+
+    def drop_stale(self) -> bool:
+        """Drop everything if inputs were overwritten since, or weights resized; whether that was so."""
+        if not self.pairs:
+            return False
+        shapes = self.shapes
+        stale = any(pair.shapes != shapes or pair.H_prev._version != pair.version for pair in self.pairs)
+        if stale:
+            self.clear()
+        return stale
+
+    def clear(self) -> None:
+        self.pairs.clear()
+        self.gradient_norms.clear()
