@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .initializations import Neurons
     from .layer import Layer
     from .strategies import Strategy
+    from .structure import rules
     from .structure.widths import Width, Widths, widths
     from .surgery import ages
     from .surgery.plan import Plan, plan_shrinkage, shrink
@@ -36,6 +37,7 @@ __all__ = [
     "nn",
     "plan_growth",
     "plan_shrinkage",
+    "rules",
     "shrink",
     "strategies",
     "triggers",
@@ -49,6 +51,7 @@ _HOMES = {
     "initializations": ["Neurons"],
     "layer": ["Layer"],
     "strategies": ["Strategy"],
+    "structure": ["rules"],
     "structure.widths": ["Width", "Widths", "widths"],
     "surgery": ["ages"],
     "surgery.plan": ["Plan", "plan_shrinkage", "shrink"],

@@ -8,7 +8,8 @@ the attributes of its modules and the random state are put back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .fills import Fill
 from .reasons import Kind, Reason
-from .rules import Axes, Role, checked, rule_for, unknown
+from .rules import Axes, Role, RuleError, checked, is_taught, module_rule, rule_for, unknown
 from .terms import Atom, Conflict, Term, fix, leaves, size, unify
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -93,6 +94,7 @@ class _Frame:
     module: nn.Module
     path: str
     operations: int = 0
+    opaque: bool = False  # whether a rule for the module describes all of it
 
     @property
     def where(self) -> str:
@@ -149,17 +151,43 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self.frames.append(_Frame(module, self.paths.get(module, self.frames[-1].path)))
+        path = self.paths.get(module, self.frames[-1].path)
+        self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None))
         if isinstance(module, _NormBase) and args and isinstance(args[0], Tensor):
             axes = self.label(args[0]).axes[:2]
             fits = [term for term in axes if size(term) == module.num_features]
             self.attributes += [Attribute(self.frames[-1].path, "num_features", term) for term in fits[-1:]]
 
-    def leave(self, module: nn.Module, _: Any, __: Any) -> None:
-        self.frames.pop()
+    def leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        *kwargs, output = rest  # where forward() failed, torch passes no keyword arguments
+        try:
+            if self.frames[-1].opaque and not self._inside_opaque(self.frames[:-1]) and kwargs:
+                self._label_module(module, args, kwargs[0], output)
+        finally:
+            self.frames.pop()
+
+    def _label_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Label what a module with a rule of its own returned."""
+        rule = module_rule(module)
+        assert rule is not None
+        call = _ModuleCall(self, module, args, kwargs)
+        call.outputs = list(tensors_in(output))
+        own = [*module.parameters(), *module.buffers()]
+        inputs = [term for tensor in (*call.tensors(), *own) for term in self.label(tensor).axes]
+        self._label_outputs(call, rule, inputs, module)
+
+    @staticmethod
+    def _inside_opaque(frames: Sequence[_Frame]) -> bool:
+        return any(frame.opaque for frame in frames)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = _Call(self, func, args, kwargs or {})
+        if self._inside_opaque(self.frames):  # its rule describes all of it
+            result = func(*args, **(kwargs or {}))
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                call.outputs = list(tensors_in(result))
+                _without_chance(call)
+            return result
         inputs = [term for tensor in call.tensors() for term in self.label(tensor).axes]
         self.operations.setdefault(self.frames[-1].key, []).append((call.where, inputs))
         try:
@@ -189,10 +217,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         blamed = _rigid(conflict.suspects) or _rigid(conflict.atoms) or present
         return Rejected(call.name, self.frames[-1], blamed, set(blamed) < set(present), error)
 
-    def _label_outputs(self, call: _Call, rule: Callable[..., list[Axes]], inputs: Axes) -> None:
+    def _label_outputs(self, call: _Call, rule: Callable[..., list[Axes]], inputs: Axes, *own: nn.Module) -> None:
         labels = [self.label(tensor) for tensor in call.tensors()]
         try:
-            outputs = rule(call)
+            outputs = _answer(rule, call, *own)
             if not checked(outputs, call.outputs):
                 raise Conflict(*inputs)
         except Conflict as conflict:
@@ -212,6 +240,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor, axes in zip(call.outputs, outputs, strict=True):
             if id(tensor) not in self.own:  # those are only changed in place
                 self.labels[tensor] = Label(axes, static, sources, _zeros(call, labels), weight, bent)
+
+
+def _answer(rule: Callable[..., list[Axes]], call: _Call, *own: nn.Module) -> list[Axes]:
+    """What a rule returns; mistakes in a rule that a user gave are named as such."""
+    if not is_taught(rule):
+        return rule(call)
+    try:
+        outputs = rule(call, *own)
+        sizes = [[size(term) for term in axes] for axes in outputs]
+    except Conflict:
+        raise
+    except Exception as error:
+        raise RuleError(f"the rule for {call.name} fails in {call.where}: {type(error).__name__}: {error}") from error
+    shapes = [list(output.shape) for output in call.outputs]
+    if sizes != shapes:
+        raise RuleError(f"the rule for {call.name} returns axes of sizes {sizes} in {call.where}, not {shapes}")
+    return outputs
 
 
 # Operations that give zero, with a gradient there, where their inputs are zero; products need only one zero.
@@ -345,6 +390,22 @@ class _Call:
         self._tracer.attributes.extend(Attribute(path, name, term) for path in sorted(paths))
 
 
+class _ModuleCall(_Call):
+    """The same of a module with a rule of its own."""
+
+    def __init__(self, tracer: Tracer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self._tracer = tracer
+        self.name = type(module).__name__
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        self.arguments = dict(bound.arguments)
+        self.outputs = []
+        self.same_numbers = False
+        self.where = tracer.frames[-1].where
+        self.misfits = Reason(f"regrouped by {self.where} as its rule does not describe")
+        self._inputs = list(tensors_in((args, kwargs)))
+
+
 def tensors_in(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Tensor]:
     """All tensors inside tuples, lists, mappings and plain objects, such as the outputs of a model."""
     if isinstance(value, Tensor):
@@ -406,7 +467,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
         stack.enter_context(_left_as_it_was(model, training))
         for handle in (
             register_module_forward_pre_hook(tracer.enter),
-            register_module_forward_hook(tracer.leave, always_call=True),
+            register_module_forward_hook(tracer.leave, with_kwargs=True, always_call=True),
         ):
             stack.callback(handle.remove)
         stack.enter_context(tracer)

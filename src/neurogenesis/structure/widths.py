@@ -27,7 +27,7 @@ from .limits import fix_modules, fix_parametrized, fix_shared, fix_the_rest, tie
 from .modes import ordinary_tensors
 from .reasons import Kind, Reason
 from .rehearsal import attempt_growth, shaken, try_out, with_own_buffers
-from .rules import Axes
+from .rules import Axes, RuleError
 from .terms import Atom, Product, Sum, Term, fix, leaves, positions_of, resolve, size
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
 
@@ -254,6 +254,8 @@ def _found(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]
         tracer = Tracer(model, copies, axes, strict=False)
         try:
             outputs[training] = trace(model, example, tracer, copies, training)
+        except RuleError:
+            raise
         except Exception as error:
             cause = error.__cause__ if isinstance(error, Rejected) else error
             message = f"{type(cause).__name__}: {cause}"

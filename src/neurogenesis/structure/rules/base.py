@@ -1,50 +1,27 @@
-"""What a rule sees and returns, how rules are registered and found, and what several of them share."""
+"""How rules are registered and found, and what several of them share."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from ..fills import MEAN, ZERO, Fill
+from ..fills import MEAN, ZERO
 from ..reasons import Kind
 from ..terms import Atom, Conflict, Term, factor, size, split
+from .call import Axes, Call, Rule
+from .taught import operation_rule
 
-Axes = list[Term]
-Role = Literal["producer", "carrier", "consumer"]
-
-
-class Call(Protocol):
-    """One executed operation, as a rule sees it."""
-
-    name: str
-    arguments: dict[str, Any]  # by the names of the operation's schema, defaults filled in
-    outputs: list[Tensor]
-    where: str  # the module it ran in, for messages
-
-    def tensors(self) -> list[Tensor]: ...
-    def axes(self, tensor: Tensor) -> Axes: ...
-    def is_static(self, tensor: Tensor) -> bool: ...  # computed from parameters and buffers alone
-    def is_weight(self, tensor: Tensor) -> bool: ...  # a parameter or a view of one
-    def owned(self, tensor: Tensor) -> bool: ...  # a parameter of the module that runs
-    def unify(self, a: Term, b: Term) -> None: ...
-    def fix(self, term: Term, reason: str, kind: Kind = Kind.OPERATION) -> None: ...  # its size cannot change
-    def misfit(self, term: Term, conflict: Conflict) -> None: ...
-    def role(self, tensor: Tensor, axis: int, role: Role, fill: Fill) -> None: ...
-    def normed(self, weight: Tensor, axis: int) -> None: ...  # each slice along the axis is divided by its norm
-    def attribute(self, weight: Tensor, name: str, term: Term) -> None: ...
-
-
-Rule = Callable[[Call], list[Axes]]
 _RULES: dict[str, Rule] = {}
 _FAMILIES: list[tuple[str, Rule]] = []
 
 
 def rule_for(operation: torch._ops.OpOverload) -> Rule:
-    """The rule of an operation; one that says nothing is known where there is none."""
+    """The rule of an operation; `unknown` where there is none."""
+    if taught := operation_rule(operation._schema.name):
+        return taught
     name = operation.overloadpacket.__name__
     # In-place operations obey the rule of their functional form: add_ that of add.
     found = _RULES.get(name) or _RULES.get(name.rstrip("_"))

@@ -8,7 +8,8 @@ from torch import Tensor
 from ..fills import RANDOM, Fill
 from ..reasons import Kind
 from ..terms import Atom, size
-from .base import Axes, Call, broadcast, rule, with_fresh_rest
+from .base import broadcast, rule, with_fresh_rest
+from .call import Axes, Call
 
 
 @rule("embedding")

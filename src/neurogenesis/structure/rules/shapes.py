@@ -6,7 +6,8 @@ import math
 
 from ..reasons import Kind
 from ..terms import Atom, Conflict, concatenation, factor, product, size
-from .base import Axes, Call, Rule, cut, dimensions, family, fresh, rule, unknown, unmerge
+from .base import cut, dimensions, family, fresh, rule, unknown, unmerge
+from .call import Axes, Call, Rule
 
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias")

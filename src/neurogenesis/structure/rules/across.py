@@ -1,0 +1,115 @@
+"""Rules of what combines the entries of an axis: norms, reductions, softmax, ranking, gates."""
+
+from __future__ import annotations
+
+from ..fills import ONE, ZERO, Fill
+from ..reasons import Kind
+from ..terms import Atom, size
+from .base import cut, dimensions, elementwise, family, rule, with_fresh_rest
+from .call import Axes, Call
+
+
+def _batch_norm(call: Call) -> list[Axes]:
+    x = call.axes(call.arguments["input"])
+    # A batch norm without running statistics normalises over every axis but the channels.
+    if call.arguments.get("training", False):
+        for axis, term in enumerate(x):
+            if axis != 1:
+                call.fix(term, "normalized across", Kind.NORMALIZED)
+    fills = {
+        "weight": ONE,
+        "bias": ZERO,
+        "running_mean": Fill("zero", statistic=True),
+        "running_var": Fill("one", statistic=True),
+    }
+    for name, fill in fills.items():
+        vector = call.arguments.get(name)
+        if vector is not None:
+            call.unify(x[1], call.axes(vector)[0])
+            call.role(vector, 0, "carrier", fill)
+    return with_fresh_rest(call, x)
+
+
+@rule("native_layer_norm", "_fused_rms_norm")
+def _layer_norm(call: Call) -> list[Axes]:
+    x = call.axes(call.arguments["input"])
+    count = len(call.arguments["normalized_shape"])
+    for term in x[-count:]:
+        call.fix(term, "normalized across", Kind.NORMALIZED)
+    for name in ("weight", "bias"):
+        parameter = call.arguments.get(name)
+        if parameter is not None:
+            for term, own in zip(x[-count:], call.axes(parameter), strict=True):
+                call.unify(term, own)
+    return with_fresh_rest(call, x)
+
+
+@rule("native_group_norm")
+def _group_norm(call: Call) -> list[Axes]:
+    x = call.axes(call.arguments["input"])
+    call.fix(x[1], "normalized across", Kind.NORMALIZED)
+    for name in ("weight", "bias"):
+        if call.arguments[name] is not None:
+            call.unify(x[1], call.axes(call.arguments[name])[0])
+    return with_fresh_rest(call, x)
+
+
+@rule("_weight_norm_interface")
+def _weight_norm(call: Call) -> list[Axes]:
+    v, g, axis = (call.arguments[name] for name in ("v", "g", "dim"))
+    call.unify(call.axes(v)[axis], call.axes(g)[axis])
+    call.normed(v, axis)
+    return [call.axes(v), call.axes(g)]
+
+
+@rule(
+    "all", "amax", "amin", "any", "argmax", "argmin", "count_nonzero", "linalg_vector_norm", "logsumexp",
+    "max", "mean", "median", "min", "nansum", "norm", "prod", "std", "std_mean", "sum", "var", "var_mean",
+)  # fmt: skip
+def _reduction(call: Call) -> list[Axes]:
+    if len(call.tensors()) == 2:  # max(a, b), min(a, b)
+        return elementwise(call)
+    x = call.axes(call.tensors()[0])
+    reduced = dimensions(call, len(x))
+    for axis in reduced:
+        call.fix(x[axis], f"reduced over by {call.name}")
+    kept: Axes = [Atom(1) if axis in reduced else term for axis, term in enumerate(x)]
+    if len(x) != call.outputs[0].ndim:
+        kept = [term for axis, term in enumerate(x) if axis not in reduced]
+    return [list(kept) for _ in call.outputs]
+
+
+@rule("_softmax", "_safe_softmax", "_log_softmax", "cumsum", "cumprod", "flip", "logcumsumexp", "roll", "sort")
+def _across(call: Call) -> list[Axes]:
+    x = call.axes(call.tensors()[0])
+    softmax = "softmax" in call.name
+    for axis in dimensions(call, len(x)):
+        if size(x[axis]) > 1:
+            call.fix(
+                x[axis],
+                "normalized across by softmax" if softmax else f"mixed by {call.name}",
+                Kind.NORMALIZED if softmax else Kind.OPERATION,
+            )
+    return [list(x) for _ in call.outputs]
+
+
+@rule("topk")
+def _topk(call: Call) -> list[Axes]:
+    x = call.axes(call.arguments["self"])
+    axis = call.arguments["dim"] % len(x)
+    call.fix(x[axis], "ranked by topk")
+    rest = [Atom(call.arguments["k"]) if i == axis else term for i, term in enumerate(x)]
+    return [list(rest) for _ in call.outputs]
+
+
+@rule("glu")
+def _glu(call: Call) -> list[Axes]:
+    x = list(call.axes(call.arguments["self"]))
+    axis = call.arguments["dim"] % len(x)
+    value, gate = cut(call, x[axis], size(x[axis]) // 2)
+    call.unify(value, gate)
+    x[axis] = value
+    return [x]
+
+
+family(r"\w*batch_norm\w*", _batch_norm)
