@@ -145,7 +145,7 @@ def quick_rank(matrix: Tensor, eps: float) -> int:
     if matrix.dtype == torch.float32 and min(M, n) >= FEW:
         parts = products(matrix.T if n >= M else matrix)
         if len(parts) == 1 and _positive_definite(parts[0], n * eps**2 + 4 * rounding(parts[0])):
-            return len(parts[0])  # as of healthy weights, by far
+            return len(parts[0])  # four times the error: the factorization is in single precision too
         gram = parts[0].double() if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)
         found = eigenvalues_surely_above(gram, n * eps**2, rounding(gram))
         if found is not None:
@@ -153,8 +153,8 @@ def quick_rank(matrix: Tensor, eps: float) -> int:
     return effective_rank(matrix, eps)
 
 
-FEW = 16  # neurons for which single precision is neither worth while nor bounded so well
-_CHUNK = 4096
+FEW = 16  # below so many neurons, products in double precision cost no more, and `rounding` is not a safe bound
+_CHUNK = 4096  # rows that are summed in single precision; `rounding` was measured for chunks of this length
 
 
 def products(rows: Tensor) -> list[Tensor]:
@@ -163,10 +163,13 @@ def products(rows: Tensor) -> list[Tensor]:
 
 
 def rounding(gram: Tensor) -> float:
-    """An upper bound of the error, as a spectral norm, of `products` in single precision.
+    r"""An upper bound of the error, as a spectral norm, of `products` in single precision.
 
-    Errors of the entries are as good as independent, which makes the norm fall with the square root of the size. Over
-    random, constant and rectified activations it was at most half of this; see the tests.
+    An entry, the product of neurons i and j, is wrong by about :math:`c\,u \|h_i\|\|h_j\|` with unit roundoff u and a
+    constant c that blocked summation keeps small. Errors of different entries are nearly independent, and a random
+    symmetric M x M matrix with entries of size s has a spectral norm of :math:`2 s \sqrt M`; with the mean of
+    :math:`\|h_i\|^2`, trace / M, for the products of norms this is :math:`2c\,u\,\mathrm{trace}/\sqrt M`. The factor 16
+    is twice the largest that was seen over random, constant and rectified activations, which the tests repeat.
     """
     bound: float = 16 * _UNIT * float(gram.trace()) / len(gram) ** 0.5
     return bound
@@ -256,20 +259,22 @@ def _bordered(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     own = torch.linalg.vector_norm(rows, dim=1).square() / n
     squares = _squares(rows @ matrix.mH @ vectors / n)
     # What rounding leaves in directions that H does not have; elsewhere b_i^2 <= lambda_i c_0 holds anyway.
-    squares = squares.where(eigenvalues > 1e-14 * len(eigenvalues) * eigenvalues.max(), 0.0)
+    squares = squares.where(eigenvalues > _RELATIVE * len(eigenvalues) * eigenvalues.max(), 0.0)
     return eigenvalues, squares.minimum(own[:, None] * eigenvalues), own
 
 
-_STEP = 0.4  # of log t: an error of about exp(-pi^2 / step)
+_RELATIVE = 1e-14  # of the largest eigenvalue, per neuron: some 50 units in the last place of double precision
+_STEP = 0.4  # of log t: the trapezoidal rule is then wrong by about exp(-pi^2 / step) = 2e-11
+_BOTTOM = 1e-7  # of the largest singular value: the square is what double precision resolves of a Gram matrix
+_TOP = 30  # in log t above it: the integrand has fallen to exp(-30) = 1e-13
 
 
 def _sum_increments(eigenvalues: Tensor, squares: Tensor, own: Tensor) -> Tensor:
     largest = float(max(eigenvalues.max(), own.max()))
     if largest == 0:
         return torch.zeros_like(own)
-    # The integrand in log t falls like t below the singular values and like 1/t above them. Below 1e-7 of
-    # the largest one Gram matrices hold no more than rounding: the integrand is extrapolated from there.
-    bottom, top = math.log(1e-7) + 0.5 * math.log(largest), 30 + 0.5 * math.log(largest)
+    # The integrand in log t falls like t below the singular values, from where it is extrapolated, and like 1/t above.
+    bottom, top = math.log(_BOTTOM) + 0.5 * math.log(largest), _TOP + 0.5 * math.log(largest)
     nodes = torch.arange(bottom, top, _STEP, dtype=own.dtype, device=own.device).exp()
     squared = nodes.square()
     weights = (eigenvalues[:, None] + squared).reciprocal()
@@ -288,7 +293,7 @@ def _lexicographic(first: Tensor, second: Tensor) -> Tensor:
 def _settled(order: Tensor, raises: Tensor, sums: Tensor, k: int, H: Tensor, candidates: Tensor, sign: float) -> Tensor:
     """The order with neighbours too close for the quadrature put right by their singular values."""
     ordered = order.tolist()
-    close = 1e-7 * float(sums.abs().max())
+    close = _BOTTOM * float(sums.abs().max())  # singular values below that are not in the quadrature
     start = 0
     while start < min(k, len(ordered)):
         stop = start + 1

@@ -158,7 +158,7 @@ class Probe:
         return torch.zeros_like(self.before[:, neuron]) if gradient is None else gradient[:, neuron]
 
 
-_POSITIONS = 1024  # of a flattened image, beyond which it is not looked at
+_POSITIONS = 1024  # of a flattened image: each takes a backward pass, so that larger ones are not followed
 
 
 def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from ..candidates.losses import loss_with
 from ..history import Event, History, Observation
 from ..initializations import Neurons
 from ..layer import Layer, Moment
@@ -31,7 +32,7 @@ from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
 from ..surgery.plan import Plan, Surgery, check_average, plan_neurons, plan_shrinkage
 from ..surgery.reach import fan_ins_of
 from ..triggers import Decision
-from .budget import affordable, fitted, loss_with
+from .budget import affordable, fitted
 from .choosing import MaxWidth, call_of, choose, example_of, has_convolutions, set_maxima, watchable
 from .overview import overview
 from .schedule import Schedule
@@ -327,7 +328,7 @@ class Grower:
                     self.steps,
                     int(torch.randint(2**31, (1,), generator=self.generator)),
                     self._fan_ins(layer),
-                    None if closure is None else loss_with(self.model, layer, closure, self.generator),
+                    None if closure is None else loss_with(self.model, layer.width, closure, self.generator),
                 )
                 try:
                     neurons = self.strategy.initialization(layer, count, self.generator)

@@ -49,7 +49,7 @@ class GradMax(Initialization):
         if not layer.has_gradients:
             return Neurons(0, why_fewer=_NO_GRADIENT)
         vectors, singular = _left_singular_vectors(self._matrix(layer).double(), count)
-        useful = int((singular > 1e-6 * singular[0]).sum()) if singular[0] > 0 else 0
+        useful = int((singular > _NOISE * singular[0]).sum()) if singular[0] > 0 else 0
         present = layer.of_neurons(layer.consumer)
         consumer_neurons = layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0).shape[1]
         limit = min(count, consumer_neurons, useful)
@@ -83,18 +83,24 @@ class GradMax(Initialization):
 _NO_GRADIENT = "no gradient has reached it"
 
 
-_UNITS = 2048  # of fan-out, beyond which they are not tried one by one
+_UNITS = 2048  # of fan-out: trying more, one neuron each, would take more memory than the model itself
+_NOISE = 1e-6  # relative to the largest: smaller singular values of single-precision gradients are rounding errors
+_EXACT = 1024  # of the smaller side: up to here an SVD takes less than a second
+_EXTRA = 16  # directions beyond those asked for, which make subspace iteration converge for these
+_ROUNDS = (
+    20  # of subspace iteration: what belongs to a singular value s falls by (s_extra / s)^40 against the last extra
+)
 
 
 def _left_singular_vectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The first left singular vectors as columns, at least `count`, and their singular values, largest first."""
-    if min(matrix.shape) <= 1024:
+    if min(matrix.shape) <= _EXACT:
         vectors, singular, _ = torch.linalg.svd(matrix, full_matrices=False)
         return vectors, singular
     # Large ones by subspace iteration, from vectors that are the same every time.
-    start = torch.randn(matrix.shape[1], count + 16, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype)
+    start = torch.randn(matrix.shape[1], count + _EXTRA, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype)
     basis = torch.linalg.qr(matrix @ start.to(matrix)).Q
-    for _ in range(20):
+    for _ in range(_ROUNDS):
         basis = torch.linalg.qr(matrix @ (matrix.T @ basis)).Q
     inner, singular, _ = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
     return basis @ inner, singular

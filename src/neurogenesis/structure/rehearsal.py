@@ -105,10 +105,11 @@ def _amounts(structure: Structure, grown: Sequence[Atom]) -> dict[Atom, int]:
                 taken = {chosen[other] for other in atoms if other in chosen}
                 free = [amount for amount in _STEPS if amount not in taken] or [_STEPS[len(chosen) % len(_STEPS)]]
                 chosen[atom] = free[0]
+    # A sixteenth more: code that rounds sizes, to multiples of 8 for example, must not round the growth away.
     return {atom: chosen[atom] + atom.size // 16 for atom in grown}
 
 
-_STEPS = (3, 7, 11, 5, 13, 9)
+_STEPS = (3, 7, 11, 5, 13, 9)  # odd and different, so that no sum or product of two gives the size of a third by chance
 
 
 def _twin(term: Term, sizes: Mapping[Atom, int], twins: dict[Atom, Atom]) -> Term:
@@ -131,13 +132,20 @@ def check_same(before: Any, after: Any) -> None:
         if same and old.is_floating_point() and finite.any():
             scale = old[finite].double().abs().max()
             change = (old[finite].double() - new[finite].double()).abs().max()
-            rounding = torch.finfo(old.dtype).eps
-            same = bool(change <= min(rounding**0.5, max(1e2 * rounding, 1e-8)) * scale)
+            same = bool(change <= _tolerance(torch.finfo(old.dtype).eps) * scale)
         if not same:
             raise ValueError(
                 "the outputs change although its new fan-out is zero: they depend on the size itself, or on "
                 "state that the model keeps"
             )
+
+
+def _tolerance(rounding: float) -> float:
+    """The relative change that rounding may cause: sums in another order give some tens of units in the last place.
+
+    At least 1e-8 in double precision, whose models may compute parts in single, and never more than half the digits.
+    """
+    return float(min(rounding**0.5, max(1e2 * rounding, 1e-8)))
 
 
 def shaken(tensors: Mapping[str, Tensor], trained: Container[str]) -> dict[str, Tensor]:
@@ -150,6 +158,7 @@ def _shaken(tensor: Tensor) -> Tensor:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return tensor.clone()
     spread = tensor.std(correction=0)
+    # A fifth of the spread moves weights away from special values and keeps activations in their range.
     scale = 0.2 * spread if spread > 0 else tensor.abs().max().clamp_min(1)
     # A thousand random numbers between 1/4 and 1/2 of either sign, over and over: as good as millions, and cheap.
     numbers = torch.rand(2, 1021, generator=torch.Generator().manual_seed(0))

@@ -1,0 +1,38 @@
+"""The loss of the model with one would-be neuron."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..structure.widths import Width
+from ..surgery.plan import plan_neurons, shrink
+
+
+def loss_with(
+    model: nn.Module, width: Width, closure: Callable[[], Any], generator: torch.Generator
+) -> Callable[[Any], float]:
+    """A function of the values of one new neuron that returns the loss with it; the model is left as it was."""
+
+    def loss(values: Mapping[tuple[str, int], Tensor]) -> float:
+        state = torch.get_rng_state()
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        gradients = {parameter: parameter.grad for parameter in model.parameters()}
+        for parameter in gradients:
+            parameter.grad = None
+        plan_neurons(model, width, 1, values, generator=generator).apply(model)
+        try:
+            with torch.enable_grad():  # a closure may go backward, as those of some optimizers do
+                return float(torch.as_tensor(closure()).detach())
+        finally:
+            shrink(model, width, [width.size - 1])
+            for parameter, gradient in gradients.items():
+                parameter.grad = gradient
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+            torch.set_rng_state(state)
+
+    return loss
