@@ -19,11 +19,11 @@ from torch.optim import Optimizer
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.edits import Change, Edit, grouped
 from ..structure.fills import FanIn
-from ..structure.following import Following, belongs
-from ..structure.memory import sharing, untied
+from ..structure.memory import shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
-from ..structure.widths import Width, remembered, widths
+from ..structure.updates import StructureUpdate, belongs
+from ..structure.widths import Width, last_widths, widths
 from .ages import attend, release
 from .operations import Operation, Resizing, Setting
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
@@ -85,10 +85,10 @@ class Plan:
         targets = [model] if ema is None else [model, averaged(ema)]
         for target in targets:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
-            shared = sharing(tensors)
+            shared = shared_memory(tensors)
             for name, own in edits.items():
                 if name in shared:
-                    raise ValueError(untied(name, shared[name]))
+                    raise ValueError(shared_memory_error(name, shared[name]))
                 _check_tensor(name, tensors.get(name), own, changes.get(name))
                 states = state_edits(name, tensors[name], own, optimizers, ages) if target is model else []
                 result.append(Resizing(tensors[name], own, states, changes.get(name)))
@@ -97,7 +97,7 @@ class Plan:
                     raise ValueError(f"{path}.{name} is not {before}: {_CHANGED}")
                 result.append(Setting(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)
-        result += [Following(target, self.width, self.edits, self.after - self.before) for target in targets]
+        result += [StructureUpdate(target, self.width, self.edits, self.after - self.before) for target in targets]
         return result
 
 
@@ -253,7 +253,7 @@ def shrink(
 
 
 def _find(model: nn.Module, width: str | Width, example: Example | None) -> Width:
-    known = remembered(model)
+    known = last_widths(model)
     # A width of this model is the one that is meant, whatever other ties were asked for since.
     given = width if isinstance(width, Width) and belongs(width.structure, model) else None
     structure = given.structure if given is not None else known.structure if known is not None else None
