@@ -36,7 +36,7 @@ class StructureUpdate:
         self.resized: list[Atom] = []
         self.outdated: list[Structure] = []
 
-    def do(self) -> None:
+    def apply(self) -> None:
         live = [each for each in _LIVE.get(self.model, ()) if each.outdated is None and _fits(each, self.edits)]
         resized = [(each, _resized(each, self.edits, self.change)) for each in live]
         reference = next(((each, atom) for each, atom in resized if atom is not None), None)
@@ -52,13 +52,13 @@ class StructureUpdate:
                 "widths(model, example) again, or create a new Grower"
             )
 
-    def undo(self) -> None:
+    def revert(self) -> None:
         for atom in self.resized:
             atom.size -= self.change
         for each in self.outdated:
             each.outdated = None
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         pass
 
 
