@@ -601,7 +601,7 @@ def pruned() -> nn.Module:
     return model
 
 
-@case(randn(3, 6), {"hidden": 4}, {"encode": "only a bias"})
+@case(randn(3, 6), {"hidden": 4}, {"encode": "only by a bias"})
 class tied_autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()

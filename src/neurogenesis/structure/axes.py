@@ -104,14 +104,14 @@ class Structure:
 
     def add(self, tracer: Tracer, tensors: Mapping[str, Tensor]) -> None:
         """Add the roles, norms and attributes that a tracer has recorded."""
-        for seen in tracer.roles:
-            places = self._used_axes(seen.sources, seen.term, seen.stride, tensors)
+        for record in tracer.roles:
+            places = self._used_axes(record.sources, record.term, record.stride, tensors)
             for place in places:
                 present = self.roles.get(place)
-                if present is None or _PRECEDENCE[seen.role] > _PRECEDENCE[present[0]]:
-                    self.roles[place] = seen.role, seen.fill
-            if seen.role == "consumer" and not places:
-                fix(seen.term, Reason("consumed by a tensor that is not a parameter"))
+                if present is None or _PRECEDENCE[record.role] > _PRECEDENCE[present[0]]:
+                    self.roles[place] = record.role, record.fill
+            if record.role == "consumer" and not places:
+                fix(record.term, Reason("consumed by a tensor that is not a parameter"))
         for norm in tracer.norms:
             for axis, (term, stride) in enumerate(zip(norm.terms, norm.strides, strict=True)):
                 places = self._used_axes(norm.sources, term, stride, tensors)
@@ -248,7 +248,7 @@ class Structure:
         return found
 
     def _is_untrained(self, name: str, axis: int) -> bool:
-        """Whether an axis holds untrained values per neuron: that of a buffer, or of a frozen carrier.
+        """Whether an axis holds untrained values per neuron: one of a buffer or of a frozen carrier.
 
         Weights of frozen producers and consumers do not count, nor do running statistics, which start from scratch.
         """

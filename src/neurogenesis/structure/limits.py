@@ -28,7 +28,7 @@ _FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str, Kind]] = [
 
 _PARAMETRIZATIONS: dict[type[nn.Module], str] = {
     _Orthogonal: "kept orthogonal by the parametrization of {}, which other sizes would break",
-    _SpectralNorm: "divided by its spectral norm by the parametrization of {}, which new neurons would change",
+    _SpectralNorm: "divided by its spectral norm in the parametrization of {}, which new neurons would change",
 }
 
 
@@ -81,7 +81,7 @@ def tie_widths(structure: Structure, patterns: list[str]) -> None:
 
 
 def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
-    """Fix widths that no trained layer produces or consumes, that are normalized, or that occur twice in a product."""
+    """Fix widths that lack a producer or a trained consumer, are normalized across, or occur twice in a product."""
     roles: dict[Atom, set[tuple[Role, Fill]]] = {}
     trained: Counter[Atom] = Counter()
     for name, axes in structure.axes.items():
@@ -92,13 +92,13 @@ def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
             if structure.role(name, number)[0] == "producer" and (name, number) in structure.normed_across:
                 fix(term, Reason(f"normalized across by the weight norm of {layer_of(name)}", Kind.NORMALIZED))
             for atom in _repeated_factors(term):
-                fix(atom, Reason(f"multiplied with itself in the shape of {name}"))
+                fix(atom, Reason(f"multiplied by itself in the shape of {name}"))
     for atom, seen in roles.items():
         if not any(role == "producer" and fill.values == "random" for role, fill in seen):
             bias = ("producer", ZERO) in seen
             fix(
                 atom,
-                Reason("only a bias produces it") if bias else Reason("not produced by any layer", Kind.NOT_PRODUCED),
+                Reason("produced only by a bias") if bias else Reason("not produced by any layer", Kind.NOT_PRODUCED),
             )
         elif "consumer" not in {role for role, _ in seen}:
             fix(atom, Reason("not consumed by any layer", Kind.NOT_CONSUMED))

@@ -21,8 +21,8 @@ class Kind(Enum):
     PARAMETRIZED = 0, "remove the parametrization, or grow another layer"
     OPERATION = 1, None
     NO_RULE = 1, "use operations that have a rule, or register a rule for this one with neurogenesis.rules"
-    WRITTEN_SHAPE = 1, "compute shapes from tensors (x.flatten(1), x.view(len(x), -1)) instead of hard-coding them"
-    WRITTEN_SIZE = 1, "compute sizes from tensors (x.shape[1]) instead of hard-coding them"
+    HARD_CODED_SHAPE = 1, "compute shapes from tensors (x.flatten(1), x.view(len(x), -1)) instead of hard-coding them"
+    HARD_CODED_SIZE = 1, "compute sizes from tensors (x.shape[1]) instead of hard-coding them"
     FAILS = 1, "read sizes from tensors in the model's code instead of assuming the ones it was built with"
     NORMALIZED = 1, "normalize with BatchNorm, which treats each channel separately, or add a hidden layer"
     FROZEN = 1, "unfreeze the consumer with requires_grad_(True), or grow another layer"

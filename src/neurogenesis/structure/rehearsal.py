@@ -49,9 +49,10 @@ def rehearse(
 
 
 def _fixed_shape(operation: str, where: str) -> Reason:
+    """Reason for an operation that fails at other sizes."""
     if operation in ("aten.view", "aten.reshape", "aten._unsafe_view"):
-        return Reason(f"reshaped to a size hard-coded in {where}", Kind.WRITTEN_SHAPE)
-    return Reason(f"used with a hard-coded size by {operation} in {where}", Kind.WRITTEN_SIZE)
+        return Reason(f"reshaped to a size hard-coded in {where}", Kind.HARD_CODED_SHAPE)
+    return Reason(f"used with a hard-coded size by {operation} in {where}", Kind.HARD_CODED_SIZE)
 
 
 def attempt_growth(

@@ -135,12 +135,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
 
     def label_input(self, tensor: Tensor) -> None:
+        """Label an input of the model with fixed axes."""
         axes: Axes = [
             Atom(length, fixed=[Reason("a size of the model's input", Kind.BOUNDARY)]) for length in tensor.shape
         ]
         self.labels[tensor] = Label(axes, False)
 
     def label(self, tensor: Tensor) -> Label:
+        """The label of a tensor; a tensor of unknown origin gets fixed axes."""
         if id(tensor) in self.own:
             self.used.add(self.names[id(tensor)])
             return self.own[id(tensor)]
@@ -151,6 +153,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Forward pre-hook of all modules."""
         path = self.paths.get(module, self.frames[-1].path)
         self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None))
         if isinstance(module, _NormBase) and args and isinstance(args[0], Tensor):
@@ -159,6 +162,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.attributes += [Attribute(self.frames[-1].path, "num_features", term) for term in fits[-1:]]
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        """Forward hook of all modules."""
         *kwargs, output = rest  # if forward() failed, torch passes no keyword arguments
         try:
             if self.frames[-1].opaque and not self._inside_opaque(self.frames[:-1]) and kwargs:

@@ -26,7 +26,7 @@ def belongs(structure: Structure, model: nn.Module) -> bool:
 
 
 class StructureUpdate:
-    """Operation that updates all structures of a model after one width has grown by `change` neurons.
+    """Operation that updates all structures of a model after one width was resized by `change` neurons.
 
     Structures with other ties may not be able to describe the new model: they are marked as outdated.
     """

@@ -143,7 +143,7 @@ class _AgeHooks:
             scaling.release_memory()
 
     def _young(self, optimizer: Optimizer) -> list[list[YoungParameter]]:
-        """Parameters with young entries by group, cached until growth, loading, or the end of an entry's youth."""
+        """Parameters with young entries by group, cached until the model grows, a state is loaded or births end."""
         if self.young_parameters is None or len(self.young_parameters) != len(optimizer.param_groups):
             states = optimizer.state
             self.young_parameters = [
