@@ -146,7 +146,7 @@ def _attention(call: Call) -> list[Axes]:
 def _distances(call: Call) -> list[Axes]:
     a, b = call.arguments["x1"], call.arguments["x2"]
     call.unify(call.axes(a)[-1], call.axes(b)[-1])
-    call.fix(call.axes(a)[-1], "measured across by a distance")
+    call.fix(call.axes(a)[-1], "summed over by a distance")
     for tensor, other in ((a, b), (b, a)):
         if call.is_static(tensor) and not call.is_static(other):
             call.role(tensor, -2, "producer", RANDOM)
