@@ -1,11 +1,11 @@
-"""What finding widths and growing cost, as ratios measured side by side in one run.
+"""Cost of finding widths and of growing, as ratios measured in the same process.
 
     python -m benchmarks.surgery [--json]
 
-* finding the widths of a ResNet-50, in forward passes of it on a batch of two 224 x 224 images;
-* growing one width of VGG-11 by 8 channels with Adam's state, in training steps at batch 128;
-* the memory of that growth: its peak against the old and the new copy of all resized tensors and their
-  state, and what is left afterwards against the new copy alone.
+* time to find the widths of a ResNet-50, in forward passes on a batch of two 224 x 224 images;
+* time to grow one width of VGG-11 by 8 channels with Adam's state, in training steps at batch size 128;
+* memory of that growth: its peak relative to the old and new copies of all resized tensors and their state,
+  and the memory in use afterwards relative to the new copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
-import tests.torchvision_shim  # noqa: F401  lets torchvision be imported beside a CPU torch
+import tests.torchvision_shim  # noqa: F401  lets torchvision be imported with a CPU build of torch
 from benchmarks.memory import LiveBytes
 from neurogenesis.experiments.models import vgg11
 
@@ -33,6 +33,7 @@ def seconds(action: Callable[[], Any]) -> float:
 
 
 def finding_widths(rounds: int = 5) -> dict[str, float]:
+    """Median time to find the widths of a ResNet-50, and of a forward pass."""
     from torchvision.models import resnet50
 
     model, images = resnet50(weights=None).eval(), torch.randn(2, 3, 224, 224)
@@ -48,6 +49,7 @@ def finding_widths(rounds: int = 5) -> dict[str, float]:
 
 
 def growing(name: str, rounds: int = 3) -> dict[str, float]:
+    """Median time to grow a width of VGG-11, and of a training step; memory of the growth."""
     model = vgg11()
     optimizer = torch.optim.Adam(model.parameters())
     images, labels = torch.randn(128, 3, 32, 32), torch.randint(0, 10, (128,))
@@ -67,7 +69,7 @@ def growing(name: str, rounds: int = 3) -> dict[str, float]:
 
 
 def memory_of_growth(model: nn.Module, optimizer: torch.optim.Optimizer, name: str, count: int) -> dict[str, float]:
-    """Peak and remaining memory of a growth, relative to the copies of all resized tensors and their state."""
+    """Peak and final memory of a growth, relative to the copies of all resized tensors and their state."""
     parameters = dict(model.named_parameters())
     edits = ng.plan_growth(model, name, count).edits
     resized = [parameters[tensor] for tensor in {edit.tensor for edit in edits}]
@@ -87,22 +89,22 @@ def memory_of_growth(model: nn.Module, optimizer: torch.optim.Optimizer, name: s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     results: dict[str, Any] = {"widths": finding_widths()}
-    for name in ("6", "18", "22"):  # an early convolution, the one in front of the dense layers, a dense layer
+    for name in ("6", "18", "22"):  # an early convolution, the last one before the dense layers, a dense layer
         results[f"growth of {name}"] = growing(name)
     if arguments.json:
         print(json.dumps(results, indent=2))
         return
-    print("finding the widths of a ResNet-50, in forward passes on two 224 x 224 images")
-    print(f"  {results['widths']['ratio']:5.1f}   (bar: at most 15)")
-    print("growing a width of VGG-11 by 8 with Adam's state, in training steps at batch 128")
-    print("  width  steps (bar: 1)  peak / (old + new) (bar: 1)  left / new (bar: 1)")
+    print("time to find the widths of a ResNet-50, in forward passes on two 224 x 224 images")
+    print(f"  {results['widths']['ratio']:5.1f}   (limit: 15)")
+    print("time to grow a width of VGG-11 by 8 with Adam's state, in training steps at batch size 128, and memory")
+    print("  width  steps (limit: 1)  peak / (old + new) (limit: 1)  final / new (limit: 1)")
     for name in ("6", "18", "22"):
-        figures = results[f"growth of {name}"]
-        ratios = f"{figures['ratio']:14.3f}  {figures['peak_ratio']:27.3f}  {figures['rest_ratio']:19.3f}"
+        result = results[f"growth of {name}"]
+        ratios = f"{result['ratio']:16.3f}  {result['peak_ratio']:29.3f}  {result['rest_ratio']:22.3f}"
         print(f"  {name:5}  {ratios}")
 
 

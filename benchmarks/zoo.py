@@ -1,16 +1,16 @@
-"""Grow every width of many models and hold every promise on each.
+"""Grow every width of many models and check what the library guarantees.
 
     python -m benchmarks.zoo                      # all families
-    python -m benchmarks.zoo torchvision          # one family: torchvision, timm, huggingface
+    python -m benchmarks.zoo torchvision          # one family: torchvision, timm or huggingface
     python -m benchmarks.zoo torchvision --only resnet18 vgg11
     python -m benchmarks.zoo timm --resume zoo.jsonl
 
-For each model, in float64: the widths are found; each growable width, grown by 3 neurons with random fan-in
-and zero fan-out, leaves the outputs equal in evaluation and in training mode (dropout off) up to a relative
-difference of 1e-9; shrinking the new neurons away gives back the original parameters bit for bit; and one
-optimizer step after growth moves the new weights. Widths are grown one by one; in torchvision's larger variants
-of a family whose smallest is checked so, all of them are grown together. Prints handled/total and every failure
-with its reason.
+For each model, in float64: find the widths; grow each growable width by 3 neurons with random fan-in and zero
+fan-out, and check that the outputs do not change in evaluation and in training mode (dropout off), up to a
+relative difference of 1e-9; check that one optimizer step changes the new weights; and check that removing the new
+neurons restores the original parameters bit for bit. Widths are grown one at a time; in the larger variants of
+torchvision's families, all widths of a model are grown at once. Prints handled/total and every failure with its
+reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import tests.torchvision_shim  # noqa: F401  lets torchvision be imported beside a CPU torch
+import tests.torchvision_shim  # noqa: F401  lets torchvision be imported with a CPU build of torch
 from tests.promises import check_all
 
 Maker = Callable[[], tuple[nn.Module, Any]]
@@ -39,7 +39,7 @@ def images(size: int, count: int = 2) -> torch.Tensor:
 
 
 def torchvision_models() -> Iterator[tuple[str, Maker]]:
-    """Every classification model of torchvision, at the smallest input it works with."""
+    """All classification models of torchvision, with the smallest input they accept."""
     import torchvision
 
     for name in torchvision.models.list_models(module=torchvision.models):
@@ -75,13 +75,13 @@ TIMM = """
 
 
 def timm_models() -> Iterator[tuple[str, Maker]]:
-    """A broad sample of timm, one model for almost every architecture family it has."""
+    """A broad sample of timm: one model for almost every architecture family."""
     import timm
 
     def make(name: str) -> tuple[nn.Module, Any]:
         model = timm.create_model(name, num_classes=10)
         size = model.default_cfg["input_size"][-1]
-        # Attention and mixer models are built for one size; convolutional ones run as well on small images.
+        # Attention and mixer models are built for one size; convolutional ones also accept smaller images.
         for smaller in (64, 96, 128):
             with torch.no_grad():
                 try:
@@ -98,7 +98,7 @@ def timm_models() -> Iterator[tuple[str, Maker]]:
 
 
 def huggingface_models() -> Iterator[tuple[str, Maker]]:
-    """Language and vision transformers of Hugging Face from small configurations, nothing downloaded."""
+    """Language and vision transformers of Hugging Face in small configurations, without downloads."""
     import transformers as hf
 
     tokens = torch.randint(0, 60, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -124,7 +124,7 @@ def huggingface_models() -> Iterator[tuple[str, Maker]]:
 FAMILIES = {"torchvision": torchvision_models, "timm": timm_models, "huggingface": huggingface_models}
 
 
-# The smallest of each family, whose widths are grown one by one.
+# The smallest of each family, whose widths are grown one at a time.
 SMALLEST = """
     alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
     mobilenet_v2 mobilenet_v3_small regnet_x_400mf regnet_y_400mf resnet18 resnet50 resnext50_32x4d
@@ -133,7 +133,7 @@ SMALLEST = """
 
 
 def examine(make: Maker, alone: bool = True, tolerance: float = TOLERANCE) -> dict[str, Any]:
-    """Hold every promise on one model; what was found, and the reason of a failure."""
+    """Check one model; return its numbers of widths and the reason of a failure."""
     torch.manual_seed(0)
     start = time.perf_counter()
     result: dict[str, Any] = {"widths": 0, "growable": 0, "failure": None}
@@ -150,7 +150,7 @@ def examine(make: Maker, alone: bool = True, tolerance: float = TOLERANCE) -> di
 
 
 def run(family: str, only: list[str], known: dict[tuple[str, str], dict[str, Any]], file: Path | None) -> list[Any]:
-    """Examine the models of a family, but for those whose results are known; print and record as they come."""
+    """Check the models of a family, except those with known results; print and record each result."""
     records = []
     for name, make in FAMILIES[family]():
         if only and name not in only:
@@ -178,7 +178,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="family", help=" ".join(FAMILIES))
     parser.add_argument("--only", nargs="+", default=[], help="names of models")
-    parser.add_argument("--resume", type=Path, help="a file of results: written as they come, kept if there")
+    parser.add_argument(
+        "--resume", type=Path, help="file of results: models listed there are skipped, new results are appended"
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     known = {}

@@ -212,7 +212,7 @@ class split_by_size(nn.Module):
         return self.a(F.relu(a)) + self.b(F.relu(b))
 
 
-@case(randn(2, 6), {}, {"up": "aten.split fixes"})
+@case(randn(2, 6), {}, {"up": "by aten.split in"})
 class split_in_halves(nn.Module):
     """Two different widths that must stay equal for chunk to find the border."""
 
@@ -241,7 +241,7 @@ class squeeze_excite(nn.Module):
         return self.head(self.next(x).relu())
 
 
-@case(randn(2, 3, 6, 6), {"inner": 5}, {"a": "written out", "b": "written out"})
+@case(randn(2, 3, 6, 6), {"inner": 5}, {"a": "hard-coded", "b": "hard-coded"})
 class channel_shuffle(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class attention_by_einsum(nn.Module):
         return self.out(torch.einsum("bhqk,bkhd->bqhd", scores, v).flatten(2))
 
 
-@case(randn(2, 5, 8), {}, {"value": "written out in the code"})
+@case(randn(2, 5, 8), {}, {"value": "hard-coded"})
 class attention_with_written_sizes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -429,7 +429,7 @@ class only_in_training(nn.Module):
         return (self.head(x), self.auxiliary(x)) if self.training else self.head(x)
 
 
-@case(randn(2, 1, 8, 8), {"conv1": 3, "fc1": 6}, {"conv2": "written out in the code"})
+@case(randn(2, 1, 8, 8), {"conv1": 3, "fc1": 6}, {"conv2": "hard-coded"})
 class written_flattening(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -601,7 +601,7 @@ def pruned() -> nn.Module:
     return model
 
 
-@case(randn(3, 6), {"hidden": 4}, {"encode": "only a bias"})
+@case(randn(3, 6), {"hidden": 4}, {"encode": "only by a bias"})
 class tied_autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -368,15 +368,15 @@ def test_a_growth_that_fails_leaves_births_as_they_were(monkeypatch: pytest.Monk
     model, optimizer = trained(OPTIMIZERS["Adam"])
     ng.grow(model, "0", 2, optimizer=optimizer)
     before, present = everything(model, optimizer), hooks(optimizer)
-    settings = operations.Setting.do
+    original = operations.SetAttribute.apply
 
-    def fail(self: operations.Setting) -> None:
+    def fail(self: operations.SetAttribute) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(operations.Setting, "do", fail)
+    monkeypatch.setattr(operations.SetAttribute, "apply", fail)
     with pytest.raises(RuntimeError, match="no"):
         ng.grow(model, "0", 3, optimizer=optimizer)
-    monkeypatch.setattr(operations.Setting, "do", settings)
+    monkeypatch.setattr(operations.SetAttribute, "apply", original)
     assert_same(before, everything(model, optimizer))
     assert hooks(optimizer) == present
 

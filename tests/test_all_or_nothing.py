@@ -78,8 +78,8 @@ def test_changes_are_made_on_the_model_and_on_its_average() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"0.weight": torch.full((8, 10), torch.nan)}, r"changes of 0\.weight: they are not all finite"),
-        ({"0.weight": torch.ones(9, 10)}, r"changes of 0\.weight: expected the shape \(8, 10\), got \(9, 10\)"),
+        ({"0.weight": torch.full((8, 10), torch.nan)}, r"changes of 0\.weight: the values are not all finite"),
+        ({"0.weight": torch.ones(9, 10)}, r"changes of 0\.weight: expected shape \(8, 10\), got \(9, 10\)"),
         ({"2.bias": torch.ones(3)}, r"changes of 0: '2\.bias' does not belong to this width"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from torch import nn, optim
 
 import neurogenesis as ng
-from neurogenesis.structure.following import _LIVE
+from neurogenesis.structure.updates import _LIVE
 from tests import cases
 from tests.cases import CASES, Case, randn
 from tests.growing import always, mlp, step
@@ -101,7 +101,7 @@ def test_tied_widths_that_were_torn_apart_say_so_when_used() -> None:
     assert (free["0"].size, free["2"].size) == (6, 7)
     for use in (lambda: tied["0"].size, lambda: tied.growable, lambda: str(tied), lambda: ng.grow(model, tied["0"], 1)):
         with pytest.raises(
-            ValueError, match=r"2 was resized without what it is tied to here.*widths\(model, example\)"
+            ValueError, match=r"2 was resized under other ties than those of this Widths.*widths\(model, example\)"
         ):
             use()
     model(x)
@@ -122,7 +122,7 @@ def test_a_grower_whose_tie_was_torn_says_so_and_leaves_the_model_alone() -> Non
     model, x = two_of_one_size(), randn(64, 4)
     grower, optimizer = grower_of(model, tie=[["0", "2"]], example=x)
     ng.grow(model, ng.widths(model, x)["0"], 1, optimizer=optimizer)
-    with pytest.raises(ValueError, match="make a new Grower"):
+    with pytest.raises(ValueError, match="create a new Grower"):
         step(model, optimizer, x)
     assert [parameter.shape[0] for parameter in model.parameters()] == [7, 7, 6, 6, 2, 2]
     grower.detach()

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 import neurogenesis as ng
 from neurogenesis.initializations.base import values_of
 from neurogenesis.structure.axes import named_tensors
-from neurogenesis.structure.memory import sharing
+from neurogenesis.structure.memory import shared_memory
 from tests import oracles
 from tests.cases import randn
 from tests.growing import always, mlp, step
@@ -68,7 +68,7 @@ def test_a_grower_made_and_stepped_in_inference_mode_grows_ordinary_tensors(stra
 def test_a_model_made_in_inference_mode_is_refused() -> None:
     with torch.inference_mode():
         model = with_norm()
-    with pytest.raises(ValueError, match=r"0\.weight was made in inference mode"):
+    with pytest.raises(ValueError, match=r"0\.weight was created in inference mode"):
         ng.widths(model, randn(2, 4))
 
 
@@ -132,14 +132,14 @@ def test_memory_shared_since_a_plan_was_made_stops_the_plan(share: Callable[[Any
 def test_tensors_with_memory_of_their_own_are_told_from_those_that_share() -> None:
     flat = torch.arange(12.0)
     halves = {"a": flat[:6], "b": flat[6:]}
-    assert sharing(halves) == {}
-    assert sharing({name: nn.Parameter(half) for name, half in halves.items()}) == {"a": "b", "b": "a"}
-    assert sharing({"a": flat[:7], "b": flat[6:]}) == {"a": "b", "b": "a"}
-    assert sharing({"wide": flat, "a": flat[:2], "b": flat[8:], "alone": torch.ones(3)}) == {
+    assert shared_memory(halves) == {}
+    assert shared_memory({name: nn.Parameter(half) for name, half in halves.items()}) == {"a": "b", "b": "a"}
+    assert shared_memory({"a": flat[:7], "b": flat[6:]}) == {"a": "b", "b": "a"}
+    assert shared_memory({"wide": flat, "a": flat[:2], "b": flat[8:], "alone": torch.ones(3)}) == {
         "wide": "a", "a": "wide", "b": "wide",
     }  # fmt: skip
     empty = torch.empty(0, 3)
-    assert sharing({"a": empty, "b": empty[:0], "c": torch.empty(0)}) == {}
+    assert shared_memory({"a": empty, "b": empty[:0], "c": torch.empty(0)}) == {}
 
 
 # --- frozen layers -----------------------------------------------------------------------------------------

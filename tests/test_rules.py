@@ -161,5 +161,5 @@ def test_what_a_rule_is_for_is_checked() -> None:
         ng.rules.operation("scan")
     with pytest.raises(TypeError, match="expected a module class"):
         ng.rules.module(nn.Linear(2, 3))  # type: ignore[arg-type]
-    with pytest.raises(KeyError, match="no rule was given"):
+    with pytest.raises(KeyError, match="no rule is registered"):
         ng.rules.forget("mylib::scan")

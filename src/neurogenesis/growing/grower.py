@@ -26,7 +26,7 @@ from ..structure.axes import unwrapped
 from ..structure.fills import FanIn
 from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
-from ..structure.widths import Widths, remembered, widths
+from ..structure.widths import Widths, last_widths, widths
 from ..surgery.ages import forget, resume
 from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
 from ..surgery.plan import Plan, Surgery, check_average, plan_neurons, plan_shrinkage
@@ -152,7 +152,7 @@ class Grower:
 
     def _attach(self, call: Call) -> None:
         """Find the widths, and watch those that can grow."""
-        known = remembered(self.model)
+        known = last_widths(self.model)
         if known is None or self.tie or known.differs_from(self.model):
             known = widths(self.model, example_of(self.model, call), tie=self.tie)
         self._known = known

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..structure.tracing import attributes_kept, run_by_us
+from ..structure.tracing import internal_run, restoring_attributes
 
 Side = Literal["input", "output"]
 
@@ -103,8 +103,8 @@ def replay(
         return result
 
     with ExitStack() as stack:
-        stack.enter_context(run_by_us(model))
-        stack.enter_context(attributes_kept(model))  # a model may count its calls, or keep what they gave
+        stack.enter_context(internal_run(model))
+        stack.enter_context(restoring_attributes(model))  # a model may count its calls, or keep what they gave
         for watch in watches:
             stack.callback(observe(watch.module, watch.side, partial(on, watch)).remove)
         stack.enter_context(_attributes(attributes))

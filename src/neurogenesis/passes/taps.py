@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..structure.axes import Axis
-from ..structure.tracing import is_run_by_us, tensors_in
+from ..structure.tracing import is_internal_run, tensors_in
 from .buffers import Buffer
 from .replay import Call, Hook, observe
 from .seen import Seen
@@ -64,7 +64,7 @@ class Taps:
         key = name, what
 
         def act(tensor: Tensor) -> None:
-            wanted = self.recording and name in self.wanted and not is_run_by_us(self.model)
+            wanted = self.recording and name in self.wanted and not is_internal_run(self.model)
             if wanted and key not in self._seen:  # a layer called twice counts the first time
                 self._seen.add(key)
                 action(tensor)
@@ -99,7 +99,7 @@ class Taps:
         if (
             module is not self.model
             or self.muted
-            or is_run_by_us(module)
+            or is_internal_run(module)
             or not (self.model.training and torch.is_grad_enabled())
         ):
             return
@@ -118,7 +118,7 @@ class Taps:
         self.buffer.add(call)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if module is self.model and self.recording and not self.muted and not is_run_by_us(module):
+        if module is self.model and self.recording and not self.muted and not is_internal_run(module):
             self.recording = False
             self._inputs.clear()
             if self._call is not None and not self._call.intact:

@@ -1,1 +1,1 @@
-"""Widths of a model: what can grow, together with what, and why not."""
+"""Find the widths of a model: which sizes can grow, what grows with them, and what prevents growth."""

@@ -1,4 +1,4 @@
-"""The axes of all parameters and buffers of a model as terms, and what each axis does."""
+"""The axes of a model's parameters and buffers, as terms, and the role of each axis."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from .tracing import Attribute, Tracer
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside what `torch.compile` makes of it; what trains it on several devices is refused."""
+    """Return the model inside a `torch.compile` wrapper; raise for models wrapped for several devices."""
     inner = getattr(model, "_orig_mod", model)
     inner = inner if isinstance(inner, nn.Module) else model
     if isinstance(inner, nn.DataParallel):
         raise TypeError("the model is wrapped in DataParallel: pass the model inside, its .module")
     if isinstance(inner, nn.parallel.DistributedDataParallel):
         raise TypeError(
-            "the model is wrapped in DistributedDataParallel: pass the model inside, its .module, grow it alike in all "
-            "processes, and wrap it again after each growth"
+            "the model is wrapped in DistributedDataParallel: pass the model inside, its .module, grow it identically "
+            "in all processes, and wrap it again after each growth"
         )
     return inner
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers by name; shared ones once, under their first name."""
+    """All parameters and buffers by name; shared ones appear once, under their first name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
@@ -55,19 +55,19 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 class Axis:
     """One axis of a parameter or buffer that a width runs through.
 
-    `per_neuron` is how many positions each neuron owns there (49 behind a flattened 7 x 7 image), `offset`
-    the first of them (behind a concatenation). `role` is producer, carrier or consumer.
+    `per_neuron` is the number of positions each neuron owns (49 after flattening a 7 x 7 image), `offset` the first
+    position of the width (nonzero after a concatenation). `role` is producer, carrier or consumer.
     """
 
     tensor: str
     axis: int
     role: str
-    per_neuron: int = field(compare=False)  # this and the next change as widths on the same axis grow
+    per_neuron: int = field(compare=False)  # like offset, changes when other widths on the same axis grow
     offset: int = field(compare=False)
 
     @property
     def module(self) -> str:
-        """The path of the layer that the parameter belongs to."""
+        """Path of the layer that the parameter belongs to."""
         return layer_of(self.tensor)
 
     def __str__(self) -> str:
@@ -76,45 +76,45 @@ class Axis:
 
 
 def layer_of(tensor: str) -> str:
-    """The layer of a parameter: its module, or the parameter itself where the module holds several weights."""
+    """Path of the layer of a parameter: its module, or the parameter itself if it is not a usual weight or bias."""
     path, _, name = tensor.rpartition(".")
     if ".parametrizations." in f".{path}":
         path, _, name = f".{path}".partition(".parametrizations.")
         path = path.removeprefix(".")
-    return path if name in _USUAL and path else tensor
+    return path if name in _LAYER_TENSORS and path else tensor
 
 
-_USUAL = ("weight", "bias", "running_mean", "running_var", "weight_g", "weight_v")
+_LAYER_TENSORS = ("weight", "bias", "running_mean", "running_var", "weight_g", "weight_v")
 
 
 class Structure:
-    """The axes of all parameters and buffers as terms, and what each axis does."""
+    """The axes of all parameters and buffers as terms, and the role of each axis."""
 
     def __init__(self, model: nn.Module, axes: dict[str, Axes]):
         self.axes = axes
-        self.outdated: str | None = None  # why it does not describe the model any more
+        self.outdated: str | None = None  # why it no longer describes the model
         self.buffers = frozenset(name for name, _ in model.named_buffers())
-        self.masks: set[str] = set()  # of these, those that weights are multiplied with
+        self.masks: set[str] = set()  # buffers that weights are multiplied by
         self._model = weakref.ref(model)
         self.roles: dict[tuple[str, int], tuple[Role, Fill]] = {}
         self.attributes: list[Attribute] = []
-        # Axes of weights under weight norm: slices along the one need a direction, the others are normed across.
+        # Axes of weights under weight norm: the axis that indexes the normalized slices, and the axes within a slice.
         self.normed_along: set[tuple[str, int]] = set()
         self.normed_across: set[tuple[str, int]] = set()
 
     def add(self, tracer: Tracer, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what a run has shown of roles and attributes."""
-        for seen in tracer.roles:
-            places = self._places(seen.sources, seen.term, seen.stride, tensors)
+        """Add the roles, norms and attributes that a tracer has recorded."""
+        for record in tracer.roles:
+            places = self._used_axes(record.sources, record.term, record.stride, tensors)
             for place in places:
                 present = self.roles.get(place)
-                if present is None or _RANK[seen.role] > _RANK[present[0]]:
-                    self.roles[place] = seen.role, seen.fill
-            if seen.role == "consumer" and not places:
-                fix(seen.term, Reason("consumed by a tensor that is not a parameter"))
+                if present is None or _PRECEDENCE[record.role] > _PRECEDENCE[present[0]]:
+                    self.roles[place] = record.role, record.fill
+            if record.role == "consumer" and not places:
+                fix(record.term, Reason("consumed by a tensor that is not a parameter"))
         for norm in tracer.norms:
             for axis, (term, stride) in enumerate(zip(norm.terms, norm.strides, strict=True)):
-                places = self._places(norm.sources, term, stride, tensors)
+                places = self._used_axes(norm.sources, term, stride, tensors)
                 (self.normed_along if axis == norm.axis else self.normed_across).update(places)
         self.masks |= tracer.masks & self.buffers
         known = set(self.attributes)
@@ -125,28 +125,28 @@ class Structure:
                 known.add(attribute)
                 self.attributes.append(attribute)
 
-    def _places(
+    def _used_axes(
         self, sources: Iterable[str], term: Term, stride: int | None, tensors: Mapping[str, Tensor]
     ) -> list[tuple[str, int]]:
-        """The axes of sources that an operation has used, by tensor and number."""
+        """The axes of `sources` that an operation used, as pairs of tensor name and axis."""
         atoms, result = set(leaves(term)), []
         for name in sources:
             axes = [axis for axis, own in enumerate(self.axes[name]) if not atoms.isdisjoint(leaves(own))]
             counts = Counter(atom for axis in axes for atom in set(leaves(self.axes[name][axis])))
             if max(counts.values(), default=0) > 1:
-                # Where input and output axes are one width, strides tell the one that is meant.
+                # If input and output axes are the same width, the stride tells which one was used.
                 axes = [axis for axis in axes if tensors[name].stride(axis) == stride] or axes
             result += [(name, axis) for axis in axes]
         return result
 
     def role(self, name: str, axis: int) -> tuple[Role, Fill]:
-        """What an axis does, and what new neurons get there by default."""
+        """Role of an axis, and the default fill for new neurons."""
         role, fill = self.roles.get((name, axis), ("carrier", MEAN))
         return role, RANDOM if (name, axis) in self.normed_along else fill
 
     @cached_property
     def places(self) -> dict[Atom, list[tuple[str, int]]]:
-        """On which axes each atom lies; asked for when no axes are unified any more."""
+        """The axes that each atom occurs on; valid once all axes are unified."""
         result: dict[Atom, list[tuple[str, int]]] = {}
         for name, axes in self.axes.items():
             for number, term in enumerate(axes):
@@ -155,7 +155,7 @@ class Structure:
         return result
 
     def axes_of(self, term: Term) -> Iterator[Axis]:
-        """The axes that a width, or a fixed compound of several, runs through."""
+        """Yield the axes of a width, or of a fixed product or sum of sizes."""
         term = resolve(term)
         for name, number in self.places[next(leaves(term))]:
             whole, role = self.axes[name][number], self.role(name, number)[0]
@@ -174,9 +174,9 @@ class Structure:
         fan_ins: Mapping[str, FanIn] | None = None,
         sizes: Sizes | None = None,
     ) -> list[Edit]:
-        """The edits that add `change` neurons at a width's end, or remove those of the given indices.
+        """Edits that append `change` neurons to a width, or remove the neurons with the given indices.
 
-        `sizes` are those of other widths, where tensors are not of the present ones.
+        `sizes` overrides the sizes of other widths, for tensors that have already been resized.
         """
         result = []
         for name, axis in self.places[atom]:
@@ -189,7 +189,7 @@ class Structure:
             else:
                 positions = torch.isin(owners(term, atom, sizes), torch.tensor(change)).nonzero().flatten()
             result.append(Edit(name, axis, size(term, sizes), positions, values, role))
-        # Consumers last: where new rows and new columns cross, the zero fan-out holds.
+        # Consumers last: where new rows and new columns cross, the zero fan-out wins.
         return sorted(result, key=lambda edit: edit.role == "consumer")
 
     def new_entries(
@@ -203,21 +203,21 @@ class Structure:
         fan_in: FanIn | None = None,
         sizes: Sizes | None = None,
     ) -> Tensor:
-        """What `count` new neurons of a width get on one of its axes by default, in the order of their positions."""
+        """Default values of `count` new neurons on one axis of a width, ordered by position."""
         fill, positions = self.role(name, axis)[1], new_positions(self.axes[name][axis], atom, count, sizes)
-        if self._marks(name, axis):
-            rows = self._neurons(atom, name, axis, tensor, sizes)
+        if self._is_untrained(name, axis):
+            rows = self._rows(atom, name, axis, tensor, sizes)
             drawn = fill.values == "random" and rows.is_floating_point() and name not in self.masks
-            shared = None if drawn and len(rows) == 1 else _shared(rows)  # one neuron alone shows no pattern
-            if shared is not None:
-                order = positions.flatten().argsort().to(shared.device)
-                return shared.expand(count, *shared.shape[1:]).flatten(0, 1)[order].movedim(0, axis)
-            if name in self.masks:  # lets the weights of new neurons through
-                fill = ONE if _zeros_and_ones(rows) else MEAN
+            common = None if drawn and len(rows) == 1 else _common_row(rows)  # a single neuron shows no pattern
+            if common is not None:
+                order = positions.flatten().argsort().to(common.device)
+                return common.expand(count, *common.shape[1:]).flatten(0, 1)[order].movedim(0, axis)
+            if name in self.masks:  # a mask must not zero out new neurons
+                fill = ONE if _is_binary(rows) else MEAN
         return new_values(tensor, axis, positions.numel(), fill, generator, fan_in)
 
-    def why_not_now(self, atom: Atom) -> Reason | None:
-        """Why a width that could grow cannot as the model's parameters and buffers are now."""
+    def current_reason(self, atom: Atom) -> Reason | None:
+        """Why a width cannot grow given the current state of parameters and buffers; None if it can."""
         model = self._model()
         if model is None:
             return None
@@ -225,15 +225,15 @@ class Structure:
         trained = [name for name in consumers if self._tensor(name).requires_grad]
         if consumers and not trained and any(parameter.requires_grad for parameter in model.parameters()):
             names = ", ".join(dict.fromkeys(map(layer_of, consumers)))
-            text = f"its consumer {names} is frozen (requires_grad is False): new neurons could never learn"
+            text = f"its consumer {names} is frozen (requires_grad is False), so new neurons could not be trained"
             return Reason(text, Kind.FROZEN)
         for name, axis in self.places[atom]:
-            if self._marks(name, axis) and name not in self.masks:
-                rows = self._neurons(atom, name, axis, self._tensor(name))
-                counts = not (rows.is_floating_point() or rows.is_complex())
-                if (counts or _zeros_and_ones(rows)) and _shared(rows) is None:
+            if self._is_untrained(name, axis) and name not in self.masks:
+                rows = self._rows(atom, name, axis, self._tensor(name))
+                discrete = not (rows.is_floating_point() or rows.is_complex())
+                if (discrete or _is_binary(rows)) and _common_row(rows) is None:
                     kind = str(rows.dtype).removeprefix("torch.")
-                    text = f"{name} ({kind}) differs between neurons, and nothing says what new ones should get"
+                    text = f"{name} ({kind}) differs between neurons, so there is no default value for new ones"
                     return Reason(text, Kind.DIFFERS)
         return None
 
@@ -244,13 +244,13 @@ class Structure:
         try:
             found: Tensor = getattr(model.get_submodule(path), leaf)
         except AttributeError:
-            raise ValueError(f"{name} is gone: the model has changed since its widths were found") from None
+            raise ValueError(f"{name} no longer exists: the model has changed since its widths were found") from None
         return found
 
-    def _marks(self, name: str, axis: int) -> bool:
-        """Whether it holds something per neuron that is not trained: a buffer, or a frozen parameter.
+    def _is_untrained(self, name: str, axis: int) -> bool:
+        """Whether an axis holds untrained values per neuron: one of a buffer or of a frozen carrier.
 
-        Not what a frozen layer computes neurons from or consumes them with; nor running statistics, which start anew.
+        Weights of frozen producers and consumers do not count, nor do running statistics, which start from scratch.
         """
         role, fill = self.role(name, axis)
         if role == "consumer" or fill.statistic:
@@ -259,8 +259,8 @@ class Structure:
             return True
         return role == "carrier" and self._model() is not None and not self._tensor(name).requires_grad
 
-    def _neurons(self, atom: Atom, name: str, axis: int, tensor: Tensor, sizes: Sizes | None = None) -> Tensor:
-        """What a tensor holds for the neurons of a width: neurons x per neuron x the rest."""
+    def _rows(self, atom: Atom, name: str, axis: int, tensor: Tensor, sizes: Sizes | None = None) -> Tensor:
+        """Entries of a tensor by neuron of a width, of shape (neurons, per neuron, ...)."""
         term = self.axes[name][axis]
         if tensor.ndim <= axis or tensor.shape[axis] != size(term, sizes):
             raise ValueError(
@@ -269,41 +269,41 @@ class Structure:
         return tensor.detach().movedim(axis, 0)[positions_of(term, atom, sizes).to(tensor.device)]
 
     def differs_from(self, model: nn.Module) -> str | None:
-        """What of the model has changed since its widths were found, other than by growing and shrinking."""
+        """What has changed in the model since its widths were found, other than by growing or shrinking."""
         if self.outdated is not None:
             return self.outdated
         tensors = named_tensors(model)
         for name in {**tensors, **self.axes}:
-            there = tuple(tensors[name].shape) if name in tensors else None
+            actual = tuple(tensors[name].shape) if name in tensors else None
             expected = tuple(map(size, self.axes[name])) if name in self.axes else None
-            if there != expected:
-                return f"the model has changed ({name} has shape {there}, not {expected})"
+            if actual != expected:
+                return f"the model has changed ({name} has shape {actual}, not {expected})"
         return None
 
     def attribute_values(self, sizes: Sizes | None = None) -> list[tuple[str, str, int]]:
-        """Module path, attribute and the value it should have, for every attribute that states a size."""
+        """Module path, name and expected value of every attribute that stores a size."""
         return [(each.module, each.name, size(each.term, sizes)) for each in self.attributes]
 
     def attribute_changes(self, atom: Atom, change: int) -> list[tuple[str, str, int, int]]:
-        """The attributes that `change` more neurons of a width alter: module path, name, value before and after."""
+        """Attributes that `change` more neurons of a width alter: module path, name, old and new value."""
         pairs = zip(self.attribute_values(), self.attribute_values({atom: atom.size + change}), strict=True)
         return list(dict.fromkeys((path, name, old, new) for (path, name, old), (_, _, new) in pairs if old != new))
 
     def parameters_with(self, model: nn.Module, sizes: Sizes) -> int:
-        """How many parameters the model would have if widths had other sizes."""
+        """Number of parameters the model would have at other widths."""
         return sum(
             prod(size(term, sizes) for term in self.axes[name]) if name in self.axes else own.numel()
             for name, own in model.named_parameters()
         )
 
 
-_RANK = {"carrier": 0, "producer": 1, "consumer": 2}
+_PRECEDENCE = {"carrier": 0, "producer": 1, "consumer": 2}
 
 
-def _shared(rows: Tensor) -> Tensor | None:
-    """What all neurons have in common, of shape (1, per neuron, the rest); None if they differ."""
+def _common_row(rows: Tensor) -> Tensor | None:
+    """The row that all neurons share, of shape (1, per neuron, ...); None if they differ."""
     return rows[:1] if bool((rows == rows[:1]).all()) else None
 
 
-def _zeros_and_ones(rows: Tensor) -> bool:
+def _is_binary(rows: Tensor) -> bool:
     return bool(((rows == 0) | (rows == 1)).all())

@@ -1,4 +1,4 @@
-"""Edits of single tensors: which positions of which axis are new or go, and what the new ones hold."""
+"""Edits of single tensors: positions to insert or remove along an axis, and the values of inserted ones."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Edit:
-    """New positions of one axis of a parameter or buffer with their values, or positions to remove.
+    """Positions to insert into, or remove from, one axis of a parameter or buffer.
 
-    `positions` count in the grown tensor for an insertion and in the present one for a removal. `values`
-    holds the new entries stacked along `axis`; it is None for a removal.
+    `positions` are indices into the grown tensor for an insertion and into the current one for a removal.
+    `values` holds the new entries stacked along `axis`; it is None for a removal.
     """
 
     tensor: str
     axis: int
-    length: int  # of the axis, before
+    length: int  # of the axis before the edit
     positions: Tensor
     values: Tensor | None
     role: str
 
     @property
     def change(self) -> int:
-        """By how much the axis becomes longer."""
+        """Change in the length of the axis; negative for a removal."""
         return len(self.positions) if self.values is not None else -len(self.positions)
 
     @property
     def at_end(self) -> bool:
-        """Whether it appends to the axis."""
+        """Whether the edit appends to the axis."""
         return self.values is not None and int(self.positions[0]) == self.length
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is added to present entries of a parameter or buffer; `added` has its whole shape."""
+    """A tensor to add to the existing entries of a parameter or buffer; `added` has the full shape."""
 
     tensor: str
-    axis: int  # of the width
+    axis: int  # the axis of the width
     added: Tensor
     role: str
 
     @property
     def positions(self) -> Tensor:
-        """The positions on the axis that are not left as they are."""
+        """Positions along the axis where `added` is nonzero."""
         rows = self.added.movedim(self.axis, 0)
         return rows.reshape(len(rows), -1).any(1).nonzero().flatten()
 
 
 def grouped(edits: Sequence[Edit]) -> dict[str, list[Edit]]:
-    """Edits by tensor."""
+    """Group edits by tensor name."""
     result: dict[str, list[Edit]] = {}
     for edit in edits:
         result.setdefault(edit.tensor, []).append(edit)
@@ -62,7 +62,7 @@ def grouped(edits: Sequence[Edit]) -> dict[str, list[Edit]]:
 
 
 def new_shape(shape: Sequence[int], edits: Sequence[Edit]) -> list[int]:
-    """The shape of a tensor after edits."""
+    """Shape of a tensor after the edits."""
     result = list(shape)
     for edit in edits:
         result[edit.axis] += edit.change
@@ -70,18 +70,19 @@ def new_shape(shape: Sequence[int], edits: Sequence[Edit]) -> list[int]:
 
 
 def edited(old: Tensor, edits: Sequence[Edit], fills: Mapping[int, Tensor | float] | None = None) -> Tensor:
-    """A copy of a tensor with its edits made; `fills` gives other new values by axis (0 for optimizer state).
+    """Return a copy of a tensor with edits applied.
 
-    Later edits overwrite earlier ones where new rows and new columns cross.
+    `fills` overrides the new values by axis (0 for optimizer state). Where new rows and new columns cross, later
+    edits overwrite earlier ones.
     """
-    if len(edits) == 1 and edits[0].at_end and old.is_contiguous():  # the usual case, in a fraction of the time
+    if len(edits) == 1 and edits[0].at_end and old.is_contiguous():  # fast path for the common case
         (edit,) = edits
         fill = edit.values if fills is None else fills[edit.axis]
         assert fill is not None
         if not isinstance(fill, Tensor):
             fill = old.new_full([edit.change if d == edit.axis else n for d, n in enumerate(old.shape)], fill)
         return torch.cat([old, fill.to(old)], edit.axis)
-    new = _empty_as(old, new_shape(old.shape, edits))
+    new = _empty_like(old, new_shape(old.shape, edits))
     runs = [_kept_runs(old.shape[axis], [e for e in edits if e.axis == axis]) for axis in range(old.ndim)]
     edited_axes = [axis for axis in range(old.ndim) if any(edit.axis == axis for edit in edits)]
     for chosen in combinations(*(runs[axis] for axis in edited_axes)):
@@ -93,23 +94,23 @@ def edited(old: Tensor, edits: Sequence[Edit], fills: Mapping[int, Tensor | floa
     for edit in edits:
         if edit.values is not None:
             fill = edit.values if fills is None else fills[edit.axis]
-            _put(new, edit, fill, [other for other in edits if other is not edit and other.axis != edit.axis])
+            _insert(new, edit, fill, [other for other in edits if other is not edit and other.axis != edit.axis])
     return new
 
 
-def _empty_as(old: Tensor, shape: Sequence[int]) -> Tensor:
+def _empty_like(old: Tensor, shape: Sequence[int]) -> Tensor:
     for ndim, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if old.ndim == ndim and not old.is_contiguous() and old.is_contiguous(memory_format=memory_format):
             return torch.empty(shape, dtype=old.dtype, device=old.device, memory_format=memory_format)
     return old.new_empty(shape)
 
 
-def _put(new: Tensor, edit: Edit, fill: Tensor | float, others: Sequence[Edit]) -> None:
+def _insert(new: Tensor, edit: Edit, fill: Tensor | float, others: Sequence[Edit]) -> None:
     positions = edit.positions.to(new.device)
     if not isinstance(fill, Tensor):
         new.index_fill_(edit.axis, positions, fill)
         return
-    # Values made for the tensor as it was are shorter along axes that other edits lengthen: zeros there.
+    # Values have the old length along axes that other edits grow: pad with zeros there.
     for other in others:
         if fill.shape[other.axis] != new.shape[other.axis]:
             fill = edited(fill, [other], {other.axis: 0.0})
@@ -117,7 +118,7 @@ def _put(new: Tensor, edit: Edit, fill: Tensor | float, others: Sequence[Edit]) 
 
 
 def _kept_runs(length: int, edits: Sequence[Edit]) -> list[tuple[int, int, int]]:
-    """The stretches (old start, new start, length) of an axis that are kept, as few as possible."""
+    """Contiguous runs (old start, new start, length) of positions that are kept."""
     if not edits:
         return [(0, 0, length)]
     (edit,) = edits

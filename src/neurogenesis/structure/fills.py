@@ -1,4 +1,4 @@
-"""What new neurons hold by default: constants, means, or random fan-in."""
+"""Default values of new neurons: constants, means, or random fan-in."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Fill:
-    """What new positions of an axis hold.
+    """How new positions of an axis are filled.
 
     Args:
-        values: constants, the mean of the present entries, or Xavier-uniform vectors scaled to their mean norm.
-        zero_at: the entry of each random vector that is zero, as for a padding token.
-        statistic: whether they are running statistics, which start anew.
+        values: a constant, the mean of the existing entries, or Xavier-uniform vectors scaled to their mean norm.
+        zero_at: index in each random vector that is set to zero, for a padding token.
+        statistic: whether the tensor holds running statistics, which new neurons start from scratch.
     """
 
     values: Literal["zero", "one", "mean", "random"]
@@ -28,9 +28,9 @@ ZERO, ONE, MEAN, RANDOM = Fill("zero"), Fill("one"), Fill("mean"), Fill("random"
 
 
 class FanIn(NamedTuple):
-    """What random fan-in is like: its norm, and how strong each input is.
+    """Norm of random fan-in vectors, and the direction they are balanced against.
 
-    `common` has the shape of a fan-in and holds the strength of each input; new fan-ins are balanced against it.
+    `common` has the shape of one fan-in and holds the strength of each input; see `balanced`.
     """
 
     length: float
@@ -38,7 +38,7 @@ class FanIn(NamedTuple):
 
 
 def balanced(new: Tensor, common: Tensor) -> Tensor:
-    r"""Vectors w (first axis) without what makes them respond to all inputs alike, all but 1/d of it.
+    r"""Remove from vectors w (first axis) all but 1/d of their component along s, the strength of each of d inputs.
 
     .. math:: w - (1 - 1/d) \frac{w \cdot s}{s \cdot s} s
     """
@@ -52,12 +52,12 @@ def balanced(new: Tensor, common: Tensor) -> Tensor:
 def new_values(
     old: Tensor, axis: int, count: int, fill: Fill, generator: torch.Generator | None, fan_in: FanIn | None = None
 ) -> Tensor:
-    """What `count` new positions of an axis hold; `fan_in` says what random vectors are like, if given."""
+    """Values of `count` new positions of an axis; `fan_in` sets the norm and balance of random vectors."""
     rows = old.detach().movedim(axis, 0)
     shape = (count, *rows.shape[1:])
     if fill.values in ("zero", "one") or not (old.is_floating_point() or old.is_complex()):
         one = torch.full((1,) * len(shape), int(fill.values == "one"), dtype=old.dtype, device=old.device)
-        return one.expand(shape).movedim(0, axis)  # a single number in memory
+        return one.expand(shape).movedim(0, axis)  # stores a single number
     rows = rows.to(torch.promote_types(old.dtype, torch.float32))
     if fill.values == "mean":
         new = rows.mean(0, keepdim=True).expand(shape)
@@ -80,7 +80,7 @@ def _random_rows(
     wanted = rows.reshape(rows.shape[0], -1).norm(dim=1).mean() if fan_in is None else fan_in.length
     if fan_in is not None and fan_in.common is not None:
         noise = balanced(noise, fan_in.common.to(noise))
-    if wanted > 0:  # a layer that starts at zero gives no scale: Xavier's stands
+    if wanted > 0:  # a layer initialized to zero gives no scale: keep Xavier's
         norms = noise.reshape(shape[0], -1).norm(dim=1).clamp_min(torch.finfo(noise.dtype).tiny)
         noise *= (wanted / norms).reshape(-1, *[1] * (len(shape) - 1))
     return noise

@@ -1,4 +1,4 @@
-"""What keeps widths from growing beside the operations of a run: modules, parametrizations, shared memory, ties."""
+"""Limits on growth that operations do not show: module types, parametrizations, shared memory, roles and ties."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm
 
 from .axes import Structure, layer_of
 from .fills import ZERO, Fill
-from .memory import sharing, untied
+from .memory import shared_memory, shared_memory_error
 from .reasons import Kind, Reason
 from .rules import Axes, Role
 from .terms import Atom, Product, Term, fix, leaves, resolve, unify
@@ -20,7 +20,7 @@ _FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str, Kind]] = [
     ((nn.RNNBase, nn.RNNCellBase), "tied to the gates and the state of the recurrent layer {}", Kind.RECURRENT),
     (
         (nn.MultiheadAttention,),
-        "tied to the head count of {}, which splits one embedding size for query, key and value alike",
+        "tied to the head count of {}, which splits one embedding size for query, key and value",
         Kind.ATTENTION,
     ),
 ]
@@ -28,12 +28,12 @@ _FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str, Kind]] = [
 
 _PARAMETRIZATIONS: dict[type[nn.Module], str] = {
     _Orthogonal: "kept orthogonal by the parametrization of {}, which other sizes would break",
-    _SpectralNorm: "divided by its spectral norm by the parametrization of {}, which new neurons would change",
+    _SpectralNorm: "divided by its spectral norm in the parametrization of {}, which new neurons would change",
 }
 
 
 def fix_parametrized(model: nn.Module, axes: Mapping[str, Axes]) -> None:
-    """Weights with a property that other sizes would not have."""
+    """Fix weights with a property that resizing would break."""
     for path, module in model.named_modules():
         if type(module) in _PARAMETRIZATIONS:
             weight, _, _ = path.rpartition(".")
@@ -44,14 +44,14 @@ def fix_parametrized(model: nn.Module, axes: Mapping[str, Axes]) -> None:
 
 
 def fix_shared(tensors: Mapping[str, Tensor], axes: Mapping[str, Axes]) -> None:
-    """Tensors that share memory without being the same object."""
-    for name, other in sharing(tensors).items():
+    """Fix tensors that share memory without being the same object."""
+    for name, other in shared_memory(tensors).items():
         for term in axes[name]:
-            fix(term, Reason(untied(name, other), Kind.SHARED_MEMORY))
+            fix(term, Reason(shared_memory_error(name, other), Kind.SHARED_MEMORY))
 
 
 def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
-    """Modules whose own checks or kernels allow no other sizes than those they were built with."""
+    """Fix modules whose checks or kernels require the sizes they were built with."""
     for path, module in model.named_modules():
         for kinds, text, kind in _FIXED_MODULES:
             if isinstance(module, kinds):
@@ -63,7 +63,7 @@ def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
 
 
 def tie_widths(structure: Structure, patterns: list[str]) -> None:
-    """Make one width of all growable widths whose producers match one of the patterns."""
+    """Unify all growable widths whose producers match one of the patterns."""
     chosen: dict[Atom, str] = {}
     for (name, number), (role, _) in structure.roles.items():
         if role == "producer" and any(fnmatchcase(layer_of(name), pattern) for pattern in patterns):
@@ -74,14 +74,14 @@ def tie_widths(structure: Structure, patterns: list[str]) -> None:
         raise ValueError(f"tie: no layer that produces a growable width matches {patterns}")
     if len({atom.size for atom in chosen}) > 1:
         sizes = ", ".join(f"{layer} of size {atom.size}" for atom, layer in chosen.items())
-        raise ValueError(f"tie: widths that grow together must have one size, but these match: {sizes}")
+        raise ValueError(f"tie: tied widths must have one size, but these match: {sizes}")
     first, *others = chosen
     for atom in others:
         unify(first, atom)
 
 
-def fix_the_rest(structure: Structure, parameters: Container[str]) -> None:
-    """Widths that no layer produces or consumes, or that are an axis together with themselves."""
+def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
+    """Fix widths that lack a producer or a trained consumer, are normalized across, or occur twice in a product."""
     roles: dict[Atom, set[tuple[Role, Fill]]] = {}
     trained: Counter[Atom] = Counter()
     for name, axes in structure.axes.items():
@@ -91,14 +91,14 @@ def fix_the_rest(structure: Structure, parameters: Container[str]) -> None:
                 trained[atom] += structure.role(name, number)[0] == "consumer" and name in parameters
             if structure.role(name, number)[0] == "producer" and (name, number) in structure.normed_across:
                 fix(term, Reason(f"normalized across by the weight norm of {layer_of(name)}", Kind.NORMALIZED))
-            for atom in _squared(term):
-                fix(atom, Reason(f"multiplied with itself in the shape of {name}"))
+            for atom in _repeated_factors(term):
+                fix(atom, Reason(f"multiplied by itself in the shape of {name}"))
     for atom, seen in roles.items():
         if not any(role == "producer" and fill.values == "random" for role, fill in seen):
             bias = ("producer", ZERO) in seen
             fix(
                 atom,
-                Reason("only a bias produces it") if bias else Reason("not produced by any layer", Kind.NOT_PRODUCED),
+                Reason("produced only by a bias") if bias else Reason("not produced by any layer", Kind.NOT_PRODUCED),
             )
         elif "consumer" not in {role for role, _ in seen}:
             fix(atom, Reason("not consumed by any layer", Kind.NOT_CONSUMED))
@@ -106,12 +106,13 @@ def fix_the_rest(structure: Structure, parameters: Container[str]) -> None:
             fix(atom, Reason("consumed only by buffers, which are not trained", Kind.ONLY_BUFFERS))
 
 
-def _squared(term: Term) -> list[Atom]:
+def _repeated_factors(term: Term) -> list[Atom]:
+    """Atoms that occur in several factors of a product."""
     term = resolve(term)
     if isinstance(term, Atom):
         return []
     children = term.factors if isinstance(term, Product) else term.parts
-    result = [atom for child in children for atom in _squared(child)]
+    result = [atom for child in children for atom in _repeated_factors(child)]
     if isinstance(term, Product):
         counts = Counter(atom for child in children for atom in set(leaves(child)))
         result += [atom for atom, number in counts.items() if number > 1]
@@ -119,5 +120,6 @@ def _squared(term: Term) -> list[Atom]:
 
 
 def growable_atoms(structure: Structure) -> list[Atom]:
+    """All atoms without a reason not to grow."""
     atoms = (atom for axes in structure.axes.values() for term in axes for atom in leaves(term))
     return [atom for atom in dict.fromkeys(atoms) if not atom.fixed]

@@ -1,4 +1,4 @@
-"""Parameters and buffers that share memory without being the same object: resizing one would untie them."""
+"""Detect parameters and buffers that share memory without being the same object: resizing would untie them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
-def sharing(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """For each tensor that shares memory with another one, that other one.
+def shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Map each tensor that shares memory with another one to that other tensor.
 
-    Parameters must not even be slices of one storage, as those of flattened optimizers are: whoever holds the whole
-    would lose them. Buffers may, as long as they do not overlap.
+    Parameters count as sharing if they are slices of one storage, as with optimizers that flatten parameters: the
+    flat tensor would no longer alias them. Buffers count only if they overlap.
     """
     found: dict[str, str] = {}
-    for a, b in [*_overlapping(tensors), *_of_one_storage(tensors)]:
+    for a, b in [*_overlapping(tensors), *_same_storage(tensors)]:
         found.setdefault(a, b)
         found.setdefault(b, a)
     return found
@@ -24,7 +24,7 @@ def sharing(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _overlapping(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
     extents = sorted((str(t.device), *_extent(t), name) for name, t in tensors.items() if _has_memory(t))
-    last: tuple[str, int, int, str] | None = None  # the one that reaches farthest
+    last: tuple[str, int, int, str] | None = None  # the extent that ends last
     for extent in extents:
         device, start, stop, name = extent
         if last is not None and device == last[0] and start < last[2]:
@@ -33,7 +33,7 @@ def _overlapping(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
             last = extent
 
 
-def _of_one_storage(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
+def _same_storage(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
     first: dict[tuple[str, int], str] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, nn.Parameter) and _has_memory(tensor):
@@ -43,7 +43,7 @@ def _of_one_storage(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor is a plain one whose memory can be looked at."""
+    """Whether a tensor is an ordinary dense tensor with addressable memory."""
     return (
         tensor.numel() > 0
         and tensor.layout is torch.strided
@@ -53,15 +53,15 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """The addresses from the first byte of a tensor to behind its last."""
+    """Addresses of the first byte of a tensor and of the byte after its last."""
     start, itemsize = tensor.data_ptr(), tensor.element_size()
     last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * itemsize
 
 
-def untied(name: str, other: str) -> str:
-    """What is wrong with two tensors that share memory, and what to do."""
+def shared_memory_error(name: str, other: str) -> str:
+    """Error message for two tensors that share memory."""
     return (
-        f"{name} shares its memory with {other}, and resizing would untie them: give each its own with "
-        "parameter.data = parameter.data.clone(), or let both modules hold one and the same parameter"
+        f"{name} shares its memory with {other}, and resizing would untie them: give each its own memory with "
+        "parameter.data = parameter.data.clone(), or assign the same parameter to both modules"
     )

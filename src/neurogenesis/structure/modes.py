@@ -1,4 +1,4 @@
-"""Growth under `torch.inference_mode`, whose tensors could never be trained."""
+"""Growing inside `torch.inference_mode`, where new tensors could not be trained."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_map_only
 
 @contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """Make tensors that can be trained, also where the caller is in inference mode."""
+    """Create trainable tensors even if the caller is in inference mode."""
     if not torch.is_inference_mode_enabled():
         yield
         return
-    with torch.inference_mode(False), torch.no_grad():  # leaving inference mode would switch gradients on
+    with torch.inference_mode(False), torch.no_grad():  # leaving inference mode would enable gradients
         yield
 
 
 def as_ordinary(value: Any) -> Any:
-    """The same with copies of inference tensors, which have no version and cannot be saved for a backward pass."""
+    """Replace inference tensors by clones: they have no version counter and cannot be saved for backward."""
     return tree_map_only(Tensor, lambda tensor: tensor.clone() if tensor.is_inference() else tensor, value)

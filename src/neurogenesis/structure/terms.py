@@ -1,15 +1,15 @@
-"""The algebra of axes: which axes of a model's tensors are one and the same.
+"""The algebra of axes: which axes of a model's tensors are the same axis.
 
 An axis is described by a term over *atoms*, the indivisible sizes of a model:
 
-* an `Atom` is a size of its own, such as the 64 output channels of a convolution;
-* a `Product` is what merging axes by a reshape gives, outermost factor first
+* an `Atom` is an independent size, such as the 64 output channels of a convolution;
+* a `Product` is the result of merging axes with a reshape, outermost factor first
   (flattening 64 channels of 7 x 7 pixels gives ``64*7*7``);
-* a `Sum` is what concatenation gives, segment after segment (``64+32``).
+* a `Sum` is the result of a concatenation, in order (``64+32``).
 
-`unify` states that two terms describe the same axis. It refines atoms where that is needed: to unify an
-atom of size 96 with ``64+32`` binds the atom to the sum. What is left in the end are the atoms that can
-change their size independently of each other, and for every axis the positions that each of them owns.
+`unify` states that two terms describe the same axis. It refines atoms where necessary: unifying an atom of
+size 96 with ``64+32`` binds the atom to the sum. The atoms that remain can be resized independently of each
+other, and every axis knows which of its positions belong to which atom.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from torch import Tensor
 from .reasons import Kind, Reason
 
 _ids = count()
-_MADE = Reason("an axis of size 1 that a reshape makes", Kind.SIZE_ONE)
-_DROPPED = Reason("an axis of size 1 that a reshape drops", Kind.SIZE_ONE)
+_ADDED_ONE = Reason("an axis of size 1 added by a reshape", Kind.SIZE_ONE)
+_DROPPED_ONE = Reason("an axis of size 1 dropped by a reshape", Kind.SIZE_ONE)
 
 
 class Conflict(Exception):
-    """Two axes cannot be the same one; `atoms` are those involved, `suspects` those that are not in both."""
+    """Two terms cannot describe the same axis.
+
+    `atoms` are all atoms involved, `suspects` those that do not occur in both terms.
+    """
 
     def __init__(self, *terms: Term):
         self.atoms = [atom for term in terms for atom in leaves(term)]
@@ -41,7 +44,7 @@ class Conflict(Exception):
 
 @dataclass(eq=False)
 class Atom:
-    """A size of its own. `fixed` holds the reasons why it cannot change; a rigid atom can't be refined."""
+    """An independent size. `fixed` lists the reasons why it cannot change; a rigid atom cannot be refined."""
 
     size: int
     rigid: bool = False
@@ -55,6 +58,8 @@ class Atom:
 
 @dataclass(frozen=True)
 class Product:
+    """Merged axes, outermost first."""
+
     factors: tuple[Term, ...]
 
     def __str__(self) -> str:
@@ -63,6 +68,8 @@ class Product:
 
 @dataclass(frozen=True)
 class Sum:
+    """Concatenated axes, in order."""
+
     parts: tuple[Term, ...]
 
     def __str__(self) -> str:
@@ -70,11 +77,11 @@ class Sum:
 
 
 Term = Atom | Product | Sum
-Sizes = Mapping[Atom, int]  # what atoms would measure; those left out have their own size
+Sizes = Mapping[Atom, int]  # hypothetical sizes of atoms; atoms not listed keep their current size
 
 
 def resolve(term: Term) -> Term:
-    """The term with every bound atom replaced by what it is bound to, products and sums flattened."""
+    """Replace every bound atom by the term it is bound to, and flatten nested products and sums."""
     if isinstance(term, Atom):
         if term.bound is None:
             return term
@@ -88,7 +95,7 @@ def resolve(term: Term) -> Term:
 
 
 def product(terms: Iterable[Term]) -> Term:
-    """Merge axes into one, outermost first. Factors of size 1 vanish, and may then not change any more."""
+    """Merge axes into one, outermost first. Factors of size 1 are dropped and become fixed."""
     factors: list[Term] = []
     ones: list[Term] = []
     for term in map(resolve, terms):
@@ -99,12 +106,12 @@ def product(terms: Iterable[Term]) -> Term:
     if not factors:
         factors, ones = ones[-1:] or [Atom(1)], ones[:-1]
     for one in ones:
-        fix(one, _DROPPED)
+        fix(one, _DROPPED_ONE)
     return factors[0] if len(factors) == 1 else Product(tuple(factors))
 
 
 def concatenation(terms: Iterable[Term]) -> Term:
-    """Put axes one after the other."""
+    """Concatenate axes."""
     parts: list[Term] = []
     for term in map(resolve, terms):
         if size(term):
@@ -115,7 +122,7 @@ def concatenation(terms: Iterable[Term]) -> Term:
 
 
 def size(term: Term, sizes: Sizes | None = None) -> int:
-    """How many positions the axis has, or would have if its atoms had other sizes."""
+    """Number of positions of an axis, with atoms at their current sizes or at `sizes`."""
     term = resolve(term) if isinstance(term, Atom) else term
     if isinstance(term, Atom):
         return term.size if sizes is None else sizes.get(term, term.size)
@@ -125,7 +132,7 @@ def size(term: Term, sizes: Sizes | None = None) -> int:
 
 
 def leaves(term: Term) -> Iterator[Atom]:
-    """The atoms of a term, in order, repeated where they repeat."""
+    """Yield the atoms of a term in order, with repetitions."""
     term = resolve(term)
     if isinstance(term, Atom):
         yield term
@@ -135,7 +142,7 @@ def leaves(term: Term) -> Iterator[Atom]:
 
 
 def fix(term: Term, reason: Reason) -> None:
-    """State why the atoms of a term cannot change their size."""
+    """Mark all atoms of a term as fixed, for the given reason."""
     for atom in leaves(term):
         if reason not in atom.fixed:
             atom.fixed.append(reason)
@@ -168,15 +175,15 @@ def split(term: Term, at: int) -> tuple[Term, Term]:
 
 
 def factor(term: Term, inner: int) -> tuple[Term, Term]:
-    """Split an axis as a reshape does: ``term = outer * inner`` with an inner axis of the given size."""
+    """Split an axis as a reshape does: ``term = outer * inner``, where `inner` is the size of the inner axis."""
     term = resolve(term)
     outer, remainder = divmod(size(term), inner)
     if remainder:
         raise Conflict(term)
     if inner == 1:
-        return term, Atom(1, fixed=[_MADE])
+        return term, Atom(1, fixed=[_ADDED_ONE])
     if outer == 1:
-        return Atom(1, fixed=[_MADE]), term
+        return Atom(1, fixed=[_ADDED_ONE]), term
     if isinstance(term, Atom):
         factors = Atom(outer), Atom(inner)
         _bind(term, Product(factors))
@@ -197,7 +204,7 @@ def factor(term: Term, inner: int) -> tuple[Term, Term]:
 
 
 def unify(a: Term, b: Term) -> None:
-    """State that two terms describe the same axis; `Conflict` where they cannot."""
+    """State that two terms describe the same axis; raises `Conflict` if they cannot."""
     a, b = resolve(a), resolve(b)
     if a is b or a == b:
         return
@@ -252,7 +259,7 @@ def _bind(atom: Atom, term: Term) -> None:
 
 
 def owners(term: Term, atom: Atom, sizes: Sizes | None = None) -> Tensor:
-    """For each position of an axis the index of the atom's neuron that owns it, or -1; also for other sizes."""
+    """For each position of an axis, the index of the neuron of `atom` that owns it, or -1."""
     term = resolve(term)
     if isinstance(term, Atom):
         length = size(term, sizes)
@@ -266,12 +273,12 @@ def owners(term: Term, atom: Atom, sizes: Sizes | None = None) -> Tensor:
 
 
 def positions_of(term: Term, atom: Atom, sizes: Sizes | None = None) -> Tensor:
-    """The positions that each neuron of an atom owns on an axis, of shape (neurons, per neuron)."""
+    """Positions that each neuron of an atom owns on an axis, of shape (neurons, per neuron)."""
     owner = owners(term, atom, sizes)
     return owner.sort(stable=True).indices[(owner < 0).sum() :].reshape(size(atom, sizes), -1)
 
 
 def new_positions(term: Term, atom: Atom, count: int, sizes: Sizes | None = None) -> Tensor:
-    """The positions that `count` new neurons of an atom would own on an axis, of shape (count, per neuron)."""
+    """Positions that `count` new neurons of an atom would own on an axis, of shape (count, per neuron)."""
     before = size(atom, sizes)
     return positions_of(term, atom, {**(sizes or {}), atom: before + count})[before:]

@@ -1,9 +1,9 @@
-"""Run the user's model once and label the axes of everything that flows through it.
+"""Run a model once and label the axes of all tensors in it.
 
-The model runs for real, under a dispatch mode: every ATen operation it executes is seen, whether a module,
-a function or plain arithmetic on raw parameters called it, and its rule relates the axes of its inputs to
-those of its outputs. The model is left as it was: it runs on copies of its parameters, buffers and inputs, and
-the attributes of its modules and the random state are put back.
+The model is executed under a dispatch mode that sees every ATen operation, no matter whether a module, a
+function or plain arithmetic on raw parameters called it. The rule of each operation relates the axes of its
+inputs to those of its outputs. The model is not changed: it runs on copies of its parameters, buffers and
+inputs, and the attributes of its modules and the random state are restored.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 class Rejected(Exception):
-    """An operation that cannot follow a change of size.
+    """An operation that does not support a changed size.
 
-    `atoms` are to blame, `certain` if the rule singled them out among others; `operation` and `frame` tell
-    what and where it is.
+    `atoms` are to blame; `certain` means that the rule singled them out among others. `operation` and `frame` say
+    what failed and where.
     """
 
     def __init__(self, operation: str, frame: _Frame, atoms: list[Atom], certain: bool, reason: object):
@@ -47,30 +47,30 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class Label:
-    """The axes of a tensor, and from which parameters or buffers alone it was computed, if from none else."""
+    """The axes of a tensor and, if it depends on parameters and buffers only, which ones."""
 
     axes: Axes
-    static: bool
-    sources: frozenset[str] = frozenset()
-    zeros: frozenset[str] = frozenset()  # those of the sources that make entries zero where they are zero
-    weight: bool = False  # a parameter itself, or the same numbers in another shape or precision
-    bent: str | None = None  # the operation that computed it and does not keep zeros, or their gradients
+    static: bool  # computed from parameters and buffers only
+    sources: frozenset[str] = frozenset()  # names of these parameters and buffers
+    zeros: frozenset[str] = frozenset()  # sources whose zeros make entries zero
+    weight: bool = False  # a parameter, or a view or cast of one
+    zero_lost_in: str | None = None  # operation that does not map zero to zero with a nonzero gradient
 
 
 @dataclass(frozen=True)
-class RoleSeen:
-    """What an operation does with one axis of a tensor that was computed from the sources alone."""
+class RoleRecord:
+    """The role of one axis of a tensor computed from `sources` only."""
 
     sources: frozenset[str]
     term: Term
-    stride: int | None  # None where it is no view of a parameter, whose strides would tell the axis
+    stride: int | None  # None if it is not a view of a parameter
     role: Role
     fill: Fill
 
 
 @dataclass(frozen=True)
-class NormSeen:
-    """A weight that is divided by the norms of its slices along one axis."""
+class NormRecord:
+    """A weight whose slices along one axis are divided by their norms."""
 
     sources: frozenset[str]
     terms: Axes
@@ -80,7 +80,7 @@ class NormSeen:
 
 @dataclass(frozen=True)
 class Attribute:
-    """A module's attribute that states the size of an axis."""
+    """An attribute of a module that stores the size of an axis."""
 
     module: str
     name: str
@@ -89,12 +89,12 @@ class Attribute:
 
 @dataclass
 class _Frame:
-    """A module that runs, and how many operations it has executed itself."""
+    """A running module, and the number of operations it has executed itself."""
 
     module: nn.Module
     path: str
     operations: int = 0
-    opaque: bool = False  # whether a rule for the module describes all of it
+    opaque: bool = False  # a rule describes the whole module
 
     @property
     def where(self) -> str:
@@ -102,15 +102,15 @@ class _Frame:
 
     @property
     def key(self) -> tuple[type, int]:
-        """The same for one line of code in all instances of a class."""
+        """Identifies an operation across all instances of a module class."""
         return type(self.module), self.operations
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Labels the axes of all tensors of a run, starting from those of the parameters and buffers.
+    """Labels the axes of all tensors of a run, starting from the parameters and buffers.
 
-    A strict tracer serves to try out changed sizes: where a rule finds that axes do not fit any more, or an
-    operation fails, it raises `Rejected` with the atoms to blame.
+    A strict tracer is used with changed sizes: if axes no longer match by an operation's rule, or the operation
+    fails, it raises `Rejected` with the atoms to blame.
     """
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor], axes: dict[str, Axes], strict: bool):
@@ -128,19 +128,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.used: set[str] = set()
         self.labels = WeakTensorKeyDictionary()
         self.frames = [_Frame(model, "")]
-        self.roles: list[RoleSeen] = []
-        self.norms: list[NormSeen] = []
+        self.roles: list[RoleRecord] = []
+        self.norms: list[NormRecord] = []
         self.attributes: list[Attribute] = []
-        self.masks: set[str] = set()  # tensors that weights are multiplied with, entry by entry
+        self.masks: set[str] = set()  # tensors that weights are multiplied by elementwise
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
 
     def label_input(self, tensor: Tensor) -> None:
+        """Label an input of the model with fixed axes."""
         axes: Axes = [
             Atom(length, fixed=[Reason("a size of the model's input", Kind.BOUNDARY)]) for length in tensor.shape
         ]
         self.labels[tensor] = Label(axes, False)
 
     def label(self, tensor: Tensor) -> Label:
+        """The label of a tensor; a tensor of unknown origin gets fixed axes."""
         if id(tensor) in self.own:
             self.used.add(self.names[id(tensor)])
             return self.own[id(tensor)]
@@ -151,6 +153,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Forward pre-hook of all modules."""
         path = self.paths.get(module, self.frames[-1].path)
         self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None))
         if isinstance(module, _NormBase) and args and isinstance(args[0], Tensor):
@@ -159,7 +162,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.attributes += [Attribute(self.frames[-1].path, "num_features", term) for term in fits[-1:]]
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        *kwargs, output = rest  # where forward() failed, torch passes no keyword arguments
+        """Forward hook of all modules."""
+        *kwargs, output = rest  # if forward() failed, torch passes no keyword arguments
         try:
             if self.frames[-1].opaque and not self._inside_opaque(self.frames[:-1]) and kwargs:
                 self._label_module(module, args, kwargs[0], output)
@@ -167,7 +171,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.frames.pop()
 
     def _label_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Label what a module with a rule of its own returned."""
+        """Label the outputs of a module that has its own rule."""
         rule = module_rule(module)
         assert rule is not None
         call = _ModuleCall(self, module, args, kwargs)
@@ -182,11 +186,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = _Call(self, func, args, kwargs or {})
-        if self._inside_opaque(self.frames):  # its rule describes all of it
+        if self._inside_opaque(self.frames):  # the module's rule describes it
             result = func(*args, **(kwargs or {}))
             if torch.Tag.nondeterministic_seeded in func.tags:
                 call.outputs = list(tensors_in(result))
-                _without_chance(call)
+                _remove_randomness(call)
             return result
         inputs = [term for tensor in call.tensors() for term in self.label(tensor).axes]
         self.operations.setdefault(self.frames[-1].key, []).append((call.where, inputs))
@@ -197,18 +201,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.frames[-1].operations += 1
         call.outputs = list(tensors_in(result))
         if torch.Tag.nondeterministic_seeded in func.tags:
-            _without_chance(call)
+            _remove_randomness(call)
         if call.outputs:
             self._label_outputs(call, rule_for(func), inputs)
         return result
 
     def _failure(self, call: _Call, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
-        """Whom to blame for a failed operation: the axes that do not fit by its rule, or all if it cannot tell."""
+        """Build the error for a failed operation: blame the axes that its rule finds in conflict, or else all."""
         try:
             rule(call)
         except Conflict as conflict:
             return self._rejection(call, conflict, inputs, error)
-        except Exception:  # the rule asks for the outputs that the operation did not give
+        except Exception:  # the rule needs the outputs, which do not exist
             pass
         return Rejected(call.name, self.frames[-1], _rigid(inputs), False, error)
 
@@ -220,30 +224,30 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _label_outputs(self, call: _Call, rule: Callable[..., list[Axes]], inputs: Axes, *own: nn.Module) -> None:
         labels = [self.label(tensor) for tensor in call.tensors()]
         try:
-            outputs = _answer(rule, call, *own)
+            outputs = _apply_rule(rule, call, *own)
             if not checked(outputs, call.outputs):
                 raise Conflict(*inputs)
         except Conflict as conflict:
             if self.strict and any(atom.rigid for atom in conflict.atoms):
                 raise self._rejection(call, conflict, inputs, conflict) from conflict
             for atom in conflict.atoms:
-                fix(atom, call.misfits)
+                fix(atom, call.mismatch)
             outputs = unknown(call)
         static = all(label.static for label in labels)
         if call.name == "aten.mul" and any(label.weight for label in labels):
             self.masks.update(*(label.sources for label in labels if label.static and not label.weight))
         sources = frozenset[str]().union(*(label.sources for label in labels)) if static else frozenset[str]()
-        weight = call.same_numbers and all(label.weight for label in labels)
-        bent = next((label.bent for label in labels if label.bent), None)
-        if call.name not in _KEEP_ZEROS and not call.same_numbers:
-            bent = bent or call.name
+        weight = call.keeps_values and all(label.weight for label in labels)
+        zero_lost_in = next((label.zero_lost_in for label in labels if label.zero_lost_in), None)
+        if call.name not in _ZERO_PRESERVING and not call.keeps_values:
+            zero_lost_in = zero_lost_in or call.name
         for tensor, axes in zip(call.outputs, outputs, strict=True):
-            if id(tensor) not in self.own:  # those are only changed in place
-                self.labels[tensor] = Label(axes, static, sources, _zeros(call, labels), weight, bent)
+            if id(tensor) not in self.own:  # parameters and buffers keep their labels when changed in place
+                self.labels[tensor] = Label(axes, static, sources, _zero_sources(call, labels), weight, zero_lost_in)
 
 
-def _answer(rule: Callable[..., list[Axes]], call: _Call, *own: nn.Module) -> list[Axes]:
-    """What a rule returns; mistakes in a rule that a user gave are named as such."""
+def _apply_rule(rule: Callable[..., list[Axes]], call: _Call, *own: nn.Module) -> list[Axes]:
+    """Apply a rule; raise `RuleError` if a rule registered by the user fails or returns wrong sizes."""
     if not is_taught(rule):
         return rule(call)
     try:
@@ -259,8 +263,8 @@ def _answer(rule: Callable[..., list[Axes]], call: _Call, *own: nn.Module) -> li
     return outputs
 
 
-# Operations that give zero, with a gradient there, where their inputs are zero; products need only one zero.
-_KEEP_ZEROS = {
+# Operations that map zeros to zeros with a nonzero gradient; for products, one zero factor is enough.
+_ZERO_PRESERVING = {
     f"aten.{name}"
     for name in (
         "_to_copy _unsafe_view _weight_norm_interface add addmm atan baddbmm bmm cat clone constant_pad_nd "
@@ -270,17 +274,17 @@ _KEEP_ZEROS = {
 }
 
 
-def _zeros(call: _Call, labels: list[Label]) -> frozenset[str]:
-    """Which sources must be zero for the result to be."""
+def _zero_sources(call: _Call, labels: list[Label]) -> frozenset[str]:
+    """The sources that must be zero for the result to be zero."""
     candidates = [(label, tensor) for label, tensor in zip(labels, call.tensors(), strict=True) if label.sources]
     if call.name == "aten.mul" and candidates:
-        # One factor suffices; the other must not be zero, or neither would have a gradient.
+        # One zero factor is enough; if both were zero, neither would get a gradient.
         return max(candidates, key=lambda pair: (pair[0].weight, pair[1].ndim))[0].zeros
     return frozenset[str]().union(*(label.zeros for label, _ in candidates))
 
 
-def _without_chance(call: _Call) -> None:
-    """Replace random numbers by one that is the same in every run, whatever sizes were drawn before."""
+def _remove_randomness(call: _Call) -> None:
+    """Replace random outputs by constants, so that runs at different sizes are comparable."""
     for number, tensor in enumerate(call.outputs):
         if call.name == "aten.native_dropout":
             tensor.copy_(call.arguments["input"]) if number == 0 else tensor.fill_(1)
@@ -290,8 +294,8 @@ def _without_chance(call: _Call) -> None:
             tensor.fill_(0.5)
 
 
-class _Watch(TorchFunctionMode):
-    """Blames for functions that fail before they reach an operation that a tracer sees, such as a reshape."""
+class _FailureWatch(TorchFunctionMode):
+    """Turns errors raised before an operation reaches the tracer, such as in a reshape, into `Rejected`."""
 
     def __init__(self, tracer: Tracer):
         super().__init__()
@@ -313,7 +317,7 @@ def _rigid(terms: Iterable[Term]) -> list[Atom]:
 
 
 class _Call:
-    """The tracer's side of `rules.Call`."""
+    """Implements `rules.Call` for an operation."""
 
     def __init__(self, tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self._tracer = tracer
@@ -323,9 +327,9 @@ class _Call:
         self.arguments.update(zip((argument.name for argument in schema), args, strict=False))
         self.arguments.update(kwargs)
         self.outputs: list[Tensor] = []
-        self.same_numbers = func.is_view or self.name in ("aten.clone", "aten._to_copy", "aten._unsafe_view")
+        self.keeps_values = func.is_view or self.name in ("aten.clone", "aten._to_copy", "aten._unsafe_view")
         self.where = tracer.frames[-1].where
-        self.misfits = Reason(f"regrouped by {self.name} in {self.where} as no rule describes")
+        self.mismatch = Reason(f"regrouped by {self.name} in {self.where} in a way that no rule describes")
         self._inputs = list(tensors_in((args, kwargs)))
 
     def tensors(self) -> list[Tensor]:
@@ -353,25 +357,25 @@ class _Call:
     def misfit(self, term: Term, conflict: Conflict) -> None:
         if self._tracer.strict and _rigid([term]):
             raise conflict if _rigid(conflict.atoms) else Conflict(term) from conflict
-        fix(term, self.misfits)
+        fix(term, self.mismatch)
 
     def role(self, tensor: Tensor, axis: int, role: Role, fill: Fill) -> None:
         label = self._tracer.label(tensor)
         if not label.static:
             return
         term = label.axes[axis]
-        if role == "consumer" and label.bent:
-            reason = f"consumed by a weight that {label.bent} computes, which gives no zero fan-out that can learn"
+        if role == "consumer" and label.zero_lost_in:
+            reason = f"consumed by a weight computed by {label.zero_lost_in}, which allows no trainable zero fan-out"
             fix(term, Reason(reason))
             return
         sources = label.zeros if role == "consumer" else label.sources
-        self._tracer.roles.append(RoleSeen(sources, term, self._stride(tensor, axis, label), role, fill))
+        self._tracer.roles.append(RoleRecord(sources, term, self._stride(tensor, axis, label), role, fill))
 
     def normed(self, weight: Tensor, axis: int) -> None:
         label = self._tracer.label(weight)
         if label.static:
             strides = tuple(self._stride(weight, each, label) for each in range(weight.ndim))
-            self._tracer.norms.append(NormSeen(label.sources, label.axes, strides, axis % weight.ndim))
+            self._tracer.norms.append(NormRecord(label.sources, label.axes, strides, axis % weight.ndim))
 
     def _stride(self, tensor: Tensor, axis: int, label: Label) -> int | None:
         return tensor.stride(axis) if self._is_view(tensor, label) else None
@@ -391,7 +395,7 @@ class _Call:
 
 
 class _ModuleCall(_Call):
-    """The same of a module with a rule of its own."""
+    """Implements `rules.Call` for a module that has its own rule."""
 
     def __init__(self, tracer: Tracer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self._tracer = tracer
@@ -400,17 +404,17 @@ class _ModuleCall(_Call):
         bound.apply_defaults()
         self.arguments = dict(bound.arguments)
         self.outputs = []
-        self.same_numbers = False
+        self.keeps_values = False
         self.where = tracer.frames[-1].where
-        self.misfits = Reason(f"regrouped by {self.where} as its rule does not describe")
+        self.mismatch = Reason(f"regrouped by {self.where} in a way that its rule does not describe")
         self._inputs = list(tensors_in((args, kwargs)))
 
 
 def tensors_in(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Tensor]:
-    """All tensors inside tuples, lists, mappings and plain objects, such as the outputs of a model."""
+    """Yield all tensors in nested tuples, lists, mappings and plain objects, such as the outputs of a model."""
     if isinstance(value, Tensor):
         yield value
-    elif id(value) not in inside:  # an object may hold itself
+    elif id(value) not in inside:  # an object may contain itself
         for item in _items(value):
             yield from tensors_in(item, (*inside, id(value)))
 
@@ -433,27 +437,28 @@ def call_model(model: Callable[..., Any], example: Example) -> Any:
     return model(*example) if isinstance(example, tuple) else model(example)
 
 
-_RUN_BY_US: set[nn.Module] = set()
+_INTERNAL_RUNS: set[nn.Module] = set()
 
 
 @contextmanager
-def run_by_us(model: nn.Module) -> Iterator[None]:
-    """While a model is run by us, rather than by its user: whoever watches it looks away."""
-    outermost = model not in _RUN_BY_US
-    _RUN_BY_US.add(model)
+def internal_run(model: nn.Module) -> Iterator[None]:
+    """Mark runs of a model by the library, not its user: hooks that record activations ignore them."""
+    outermost = model not in _INTERNAL_RUNS
+    _INTERNAL_RUNS.add(model)
     try:
         yield
     finally:
         if outermost:
-            _RUN_BY_US.discard(model)
+            _INTERNAL_RUNS.discard(model)
 
 
-def is_run_by_us(model: nn.Module) -> bool:
-    return model in _RUN_BY_US
+def is_internal_run(model: nn.Module) -> bool:
+    """Whether the library is running the model."""
+    return model in _INTERNAL_RUNS
 
 
 def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[str, Tensor], training: bool) -> Any:
-    """Run the model under a tracer, with the given tensors in place of its own parameters and buffers."""
+    """Run the model under a tracer, with `tensors` in place of its parameters and buffers; return the outputs."""
     copies: dict[Tensor, Tensor] = {}
     example = _copied(example, copies)  # a model may change its input in place
     for tensor in copies.values():
@@ -463,8 +468,8 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
         return torch.func.functional_call(model, dict(tensors), args, kwargs, strict=False)
 
     with ExitStack() as stack:
-        stack.enter_context(run_by_us(model))
-        stack.enter_context(_left_as_it_was(model, training))
+        stack.enter_context(internal_run(model))
+        stack.enter_context(_preserved(model, training))
         for handle in (
             register_module_forward_pre_hook(tracer.enter),
             register_module_forward_hook(tracer.leave, with_kwargs=True, always_call=True),
@@ -472,7 +477,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
             stack.callback(handle.remove)
         stack.enter_context(tracer)
         if tracer.strict:
-            stack.enter_context(_Watch(tracer))
+            stack.enter_context(_FailureWatch(tracer))
         return call_model(call, example)
 
 
@@ -490,16 +495,16 @@ def _copied(value: Any, copies: dict[Tensor, Tensor]) -> Any:
     return value
 
 
-# In training mode these only change values, never which layers run, and some refuse small batches.
+# Training mode changes only the values these modules compute, and some of them reject small batches.
 _VALUES_ONLY = (_BatchNorm, _InstanceNorm, _DropoutNd)
 
 
 @contextmanager
-def _left_as_it_was(model: nn.Module, training: bool) -> Iterator[None]:
-    """Set the mode; afterwards put back all attributes of all modules and the random state."""
+def _preserved(model: nn.Module, training: bool) -> Iterator[None]:
+    """Set training mode; on exit, restore all attributes of all modules and the random state."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
     devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
-    with attributes_kept(model):
+    with restoring_attributes(model):
         for module in model.modules():
             module.training = training and not isinstance(module, _VALUES_ONLY)
         torch.backends.mha.set_fastpath_enabled(False)
@@ -511,20 +516,20 @@ def _left_as_it_was(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Afterwards put back all attributes of all modules."""
+def restoring_attributes(model: nn.Module) -> Iterator[None]:
+    """On exit, restore all attributes of all modules."""
     modules = list(model.modules())
     saved = [dict(vars(module)) for module in modules]
-    held = [[dict(getattr(module, kind)) for kind in _HOLDERS] for module in modules]
+    registered = [[dict(getattr(module, kind)) for kind in _REGISTRIES] for module in modules]
     try:
         yield
     finally:
-        for module, attributes, holders in zip(modules, saved, held, strict=True):
+        for module, attributes, registries in zip(modules, saved, registered, strict=True):
             vars(module).clear()
             vars(module).update(attributes)
-            for kind, contents in zip(_HOLDERS, holders, strict=True):
+            for kind, contents in zip(_REGISTRIES, registries, strict=True):
                 getattr(module, kind).clear()
                 getattr(module, kind).update(contents)
 
 
-_HOLDERS = ("_parameters", "_buffers", "_modules")
+_REGISTRIES = ("_parameters", "_buffers", "_modules")

@@ -1,4 +1,4 @@
-r"""Layers under weight norm, :math:`W = g\,v/\|v\|`: which tensors these are, and the weight they make."""
+r"""Layers under weight norm, :math:`W = g\,v/\|v\|`: the names of g and v, and the resulting weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LENGTHS = {".parametrizations.weight.original1": ".parametrizations.weight.orig
 
 
 def lengths_of(model: nn.Module, tensor: str) -> str | None:
-    """The name of g where a tensor is the v of a weight norm; None where it is anything else."""
+    """Name of g if a tensor is the v of a weight norm, else None."""
     ending = next((ending for ending in _LENGTHS if f".{tensor}".endswith(ending)), None)
     if ending is None or _dim(model, _layer(tensor)) is None:
         return None
@@ -22,7 +22,7 @@ def lengths_of(model: nn.Module, tensor: str) -> str | None:
 
 
 def weight_of(model: nn.Module, tensor: str) -> Tensor:
-    """A weight as its layer computes with it: that of v is g v / ||v||."""
+    """The weight that a layer computes with: g v / ||v|| for the v of a weight norm, else the tensor itself."""
     lengths = lengths_of(model, tensor)
     if lengths is None:
         return _tensor(model, tensor)
@@ -38,13 +38,13 @@ def _tensor(model: nn.Module, name: str) -> Tensor:
 
 
 def _layer(tensor: str) -> str:
-    """The path of the layer that a v belongs to."""
+    """Path of the layer that a v belongs to."""
     ending = next(ending for ending in _LENGTHS if f".{tensor}".endswith(ending))
     return f".{tensor}".removesuffix(ending).removeprefix(".")
 
 
 def _dim(model: nn.Module, path: str) -> int | None:
-    """The axis along which a layer's weight is normed, if it is, and nothing else is done to it."""
+    """The axis of a layer's weight norm; None if it has none or has other parametrizations as well."""
     module: Any = model.get_submodule(path)
     if is_parametrized(module, "weight"):
         steps = list(module.parametrizations["weight"])
@@ -53,16 +53,13 @@ def _dim(model: nn.Module, path: str) -> int | None:
 
 
 def why_not_watched(module: nn.Module) -> str | None:
-    """Why a module whose weight is not a parameter cannot be tried with other weights, if that is the reason."""
+    """Why a module with a computed weight cannot be run with other weights; None if it can."""
     if is_parametrized(module, "weight"):
         kinds = ", ".join(type(step).__name__.lstrip("_") for step in module.parametrizations["weight"])  # type: ignore
-        return (
-            f"has its weight computed by a parametrization ({kinds}), and only for weight norm alone is it known what "
-            "gives a wanted weight"
-        )
+        return f"has its weight computed by a parametrization ({kinds}); only weight norm alone is supported"
     if any(isinstance(each, WeightNorm) for each in module._forward_pre_hooks.values()):
         return (
-            "is under torch.nn.utils.weight_norm, which writes to the layer whenever it runs: use "
+            "uses torch.nn.utils.weight_norm, which writes to the layer in every forward pass: use "
             "torch.nn.utils.parametrizations.weight_norm instead"
         )
     return None

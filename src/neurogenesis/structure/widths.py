@@ -1,8 +1,8 @@
-"""Find the widths of a model: which sizes can grow, together with what, and why not.
+"""Find the widths of a model: which sizes can grow, what grows with them, and what prevents growth.
 
-A width is a number of neurons or channels with every parameter axis that has that size for the same
-reason: the rows of the layers that produce the neurons, whatever carries something per neuron on the way
-(norms, depthwise convolutions, PReLU), and the columns of the layers that consume them.
+A width is a number of neurons or channels, together with every parameter axis that depends on it: the rows of
+the layers that produce the neurons, the parameters of layers that act on each neuron separately (norms,
+depthwise convolutions, PReLU), and the columns of the layers that consume them.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from torch.nn.parameter import is_lazy
 
 from .axes import Axis, Structure, layer_of, named_tensors, unwrapped
 from .fills import FanIn
-from .following import register
-from .limits import fix_modules, fix_parametrized, fix_shared, fix_the_rest, tie_widths
+from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, tie_widths
 from .modes import ordinary_tensors
 from .reasons import Kind, Reason
-from .rehearsal import attempt_growth, shaken, try_out, with_own_buffers
+from .rehearsal import attempt_growth, perturbed, rehearse, with_copied_buffers
 from .rules import Axes, RuleError
 from .terms import Atom, Product, Sum, Term, fix, leaves, positions_of, resolve, size
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
+from .updates import register
 
-_REMEMBERED: WeakKeyDictionary[nn.Module, Widths] = WeakKeyDictionary()
+_LAST_WIDTHS: WeakKeyDictionary[nn.Module, Widths] = WeakKeyDictionary()
 
 
 class Width:
-    """A number of neurons: its name, its size now, where it runs through, and whether it can grow."""
+    """A number of neurons: its name, its current size, the axes it runs through, and whether it can grow."""
 
     def __init__(self, name: str, term: Term, structure: Structure):
         self.name = name
-        self._named = term
+        self._own_term = term
         self.structure = structure
         self.initial = self.size
         self._positions: dict[Axis, tuple[tuple[int, ...], Tensor, bool]] = {}
@@ -48,41 +48,43 @@ class Width:
     def _term(self) -> Term:
         if self.structure.outdated is not None:
             raise ValueError(f"{self.name}: {self.structure.outdated}")
-        return self._named
+        return self._own_term
 
     @property
     def size(self) -> int:
+        """Current number of neurons."""
         return size(self._term)
 
     @property
     def atom(self) -> Atom:
-        """What changes its size when the width grows."""
+        """The atom that is resized when the width grows."""
         return next(leaves(self._term))
 
     @property
     def growable(self) -> bool:
+        """Whether the width can grow now."""
         return self.reason is None
 
     @property
     def reason(self) -> str | None:
-        """Why the width cannot grow, as the model is now; None if it can."""
+        """Why the width cannot grow now; None if it can."""
         why = self.why
         return None if why is None else why.text
 
     @property
     def why(self) -> Reason | None:
-        """The same with its kind."""
-        return self._fixed or self.structure.why_not_now(self.atom)
+        """The reason why the width cannot grow now, with its kind; None if it can."""
+        return self._fixed or self.structure.current_reason(self.atom)
 
     @property
     def fixed(self) -> str | None:
-        """Why the width can neither grow nor shrink, whatever the model's parameters hold; None if it can."""
+        """Why the width can never grow or shrink; None if it can."""
         why = self._fixed
         return None if why is None else why.text
 
     @property
     def _fixed(self) -> Reason | None:
-        """Of all reasons the one that explains most."""
+        """The most specific of all reasons."""
         reasons = [reason for atom in leaves(self._term) for reason in atom.fixed]
         if not reasons:
             return None
@@ -107,23 +109,23 @@ class Width:
         return self._axes("producer", "carrier", "consumer")
 
     def positions(self, axis: Axis) -> Tensor:
-        """The positions that each neuron owns on one of the width's axes, of shape (size, per neuron)."""
-        return self._placed(axis)[1]
+        """Positions that each neuron owns on one of the width's axes, of shape (size, per neuron)."""
+        return self._cached_positions(axis)[1]
 
     def positions_after(self, axis: Axis, count: int) -> Tensor:
-        """The positions that neurons would own on an axis if there were `count` more, of shape (size, per neuron)."""
+        """Positions that each neuron would own after growing by `count`, of shape (size + count, per neuron)."""
         term, atom = self.structure.axes[axis.tensor][axis.axis], self.atom
         return positions_of(term, atom, {atom: atom.size + count})
 
     def new_positions(self, axis: Axis, count: int) -> Tensor:
-        """The positions that `count` new neurons would own on an axis, of shape (count, per neuron)."""
+        """Positions that `count` new neurons would own on an axis, of shape (count, per neuron)."""
         return self.positions_after(axis, count)[self.size :]
 
     def in_order(self, axis: Axis) -> bool:
-        """Whether the neurons own the whole axis, one after the other."""
-        return self._placed(axis)[2]
+        """Whether the neurons own the whole axis, in order."""
+        return self._cached_positions(axis)[2]
 
-    def _placed(self, axis: Axis) -> tuple[tuple[int, ...], Tensor, bool]:
+    def _cached_positions(self, axis: Axis) -> tuple[tuple[int, ...], Tensor, bool]:
         atom, term = self.atom, self.structure.axes[axis.tensor][axis.axis]
         sizes = tuple(leaf.size for leaf in leaves(term))
         known = self._positions.get(axis)
@@ -134,14 +136,14 @@ class Width:
         return known
 
     def neurons(self, axis: Axis, tensor: Tensor) -> Tensor:
-        """A parameter, or something of its shape, by neuron: neurons x per neuron x the rest."""
+        """Entries of a parameter, or of a tensor of its shape, by neuron: (size, per neuron, ...)."""
         rows, positions = tensor.movedim(axis.axis, 0), self.positions(axis)
         if self.in_order(axis):
             return rows.reshape(*positions.shape, *rows.shape[1:])
         return rows[positions.to(rows.device)]
 
     def norms(self, axis: Axis, tensor: Tensor) -> Tensor:
-        """The norm of each neuron's part of a parameter, or of something of its shape."""
+        """Norm of each neuron's entries in a parameter, or in a tensor of its shape."""
         part = self.neurons(axis, tensor)
         norms: Tensor = torch.linalg.vector_norm(part, dim=tuple(range(1, part.ndim)))
         return norms
@@ -149,7 +151,7 @@ class Width:
     def new_entries(
         self, axis: Axis, count: int, tensor: Tensor, generator: torch.Generator | None, fan_in: FanIn | None = None
     ) -> Tensor:
-        """What `count` new neurons get on one of the width's axes by default, in the order of their positions."""
+        """Default values of `count` new neurons on one of the width's axes, ordered by position."""
         return self.structure.new_entries(self.atom, axis.tensor, axis.axis, count, tensor, generator, fan_in)
 
     def _axes(self, *roles: str) -> list[Axis]:
@@ -160,9 +162,9 @@ class Width:
 
 
 class Widths:
-    """All widths of a model: iterate over them, look one up by its name, print them as a table.
+    """All widths of a model: iterate over them, look one up by name, or print them as a table.
 
-    It stays right while `neurogenesis.grow` and `neurogenesis.shrink` change the model.
+    Sizes stay current while `neurogenesis.grow` and `neurogenesis.shrink` change the model.
     """
 
     def __init__(self, widths: Sequence[Width], structure: Structure):
@@ -196,13 +198,13 @@ class Widths:
         return [width for width in self if width.growable]
 
     def differs_from(self, model: nn.Module) -> str | None:
-        """What of the model has changed since its widths were found, other than by growing and shrinking."""
+        """What has changed in the model since its widths were found, other than by growing or shrinking."""
         return self.structure.differs_from(model)
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("width", "size", "producers", "carriers", "consumers", "can grow")]
         for width in self:
-            lists = [_listed(axes) for axes in (width.producers, width.carriers, width.consumers)]
+            lists = [_join_names(axes) for axes in (width.producers, width.carriers, width.consumers)]
             rows.append((width.name, str(width.size), *lists, "yes" if width.growable else f"no: {width.reason}"))
         lengths = [max(len(row[column]) for row in rows) for column in range(5)]
         lines = ["  ".join([*map(str.ljust, row, lengths), row[5]]).rstrip() for row in rows]
@@ -211,7 +213,7 @@ class Widths:
     __repr__ = __str__
 
 
-def _listed(axes: Sequence[Axis]) -> str:
+def _join_names(axes: Sequence[Axis]) -> str:
     names = list(dict.fromkeys(map(str, axes)))
     return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
@@ -219,14 +221,14 @@ def _listed(axes: Sequence[Axis]) -> str:
 def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[str]] = ()) -> Widths:
     """Find every width of a model from one example input.
 
-    The model is run in evaluation and in training mode, each time with the axes of all tensors labelled, and
-    once more with every width grown, to see that its code follows and its outputs stay. It is left as it was.
+    The model is run in evaluation and in training mode to label the axes of all tensors, and again with every
+    width grown to verify that it still runs and that its outputs do not change. The model itself is not changed.
 
     Args:
         model: any module.
         example: an input the model accepts: a tensor, a tuple of arguments or a dict of keyword arguments.
-        tie: groups of patterns such as ``[["layer1.*"]]``; the widths whose producers match one of a group's
-            patterns grow together. They must have the same size.
+        tie: groups of patterns such as ``[["layer1.*"]]``; widths whose producers match a pattern of the same group
+            grow together. They must have the same size.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -235,22 +237,22 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
         Width('0', size=8, growable)
     """
     with ordinary_tensors():
-        return _found(unwrapped(model), example, tie)
+        return _find_widths(unwrapped(model), example, tie)
 
 
-def _found(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]]) -> Widths:
+def _find_widths(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]]) -> Widths:
     tensors = named_tensors(model)
-    _check_usable(model, tensors)
+    _check_supported(model, tensors)
     parameters = dict(model.named_parameters())
     axes: dict[str, Axes] = {name: [Atom(n) for n in tensor.shape] for name, tensor in tensors.items()}
     structure = Structure(model, axes)
-    shake = partial(shaken, tensors, parameters)
-    base = shake()
+    perturb = partial(perturbed, tensors, parameters)
+    base = perturb()
     operations: dict[Any, list[tuple[str, Axes]]] = {}
     outputs: dict[bool, Any] = {}
     used: set[str] = set()
     for training in (False, True):
-        copies = with_own_buffers(base, parameters)
+        copies = with_copied_buffers(base, parameters)
         tracer = Tracer(model, copies, axes, strict=False)
         try:
             outputs[training] = trace(model, example, tracer, copies, training)
@@ -261,7 +263,7 @@ def _found(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]
             message = f"{type(cause).__name__}: {cause}"
             if not training:
                 raise ValueError(f"the model rejects the example: {message}") from cause
-            _warn(f"the model cannot be run in training mode on this example ({message}): what runs then is not seen")
+            _warn(f"the model fails in training mode on this example ({message}): layers used only then are ignored")
             break
         for tensor in tensors_in(outputs[training]):
             for term in tracer.label(tensor).axes:
@@ -271,20 +273,20 @@ def _found(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]
         structure.add(tracer, copies)
         used |= tracer.used
     if next(tensors_in(outputs), None) is None:
-        raise ValueError("the model's output holds no tensor that could be found: return tensors, lists or dicts")
+        raise ValueError("the model's output holds no tensor: return tensors, or tuples, lists or dicts of tensors")
     if unused := [name for name in parameters if name not in used]:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-        _warn(f"the example does not use {', '.join(unused[:3])}{more}; growth cannot follow what it does not see")
+        _warn(f"the example does not use {', '.join(unused[:3])}{more}: widths there cannot be found")
     fix_modules(model, axes)
     fix_parametrized(model, axes)
     fix_shared(tensors, axes)
-    fix_the_rest(structure, parameters)
+    fix_by_role(structure, parameters)
     for group in tie:
         tie_widths(structure, [group] if isinstance(group, str) else list(group))
-    del base, copies, tracer  # memory for the grown copy
-    try_out(structure, operations, partial(attempt_growth, model, example, structure, shake, outputs))
-    found = Widths(_named(structure), structure)
-    _REMEMBERED[model] = found
+    del base, copies, tracer  # free memory for the grown copy
+    rehearse(structure, operations, partial(attempt_growth, model, example, structure, perturb, outputs))
+    found = Widths(_named_widths(structure), structure)
+    _LAST_WIDTHS[model] = found
     register(structure, model)
     return found
 
@@ -293,38 +295,40 @@ def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=4)
 
 
-def remembered(model: nn.Module) -> Widths | None:
-    """The widths last found for a model."""
-    return _REMEMBERED.get(unwrapped(model))
+def last_widths(model: nn.Module) -> Widths | None:
+    """The widths found by the last call of `widths` for a model."""
+    return _LAST_WIDTHS.get(unwrapped(model))
 
 
-def _check_usable(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def _check_supported(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(f"{path or 'the model'} is a scripted module, which cannot be changed: grow the original")
+            raise ValueError(
+                f"{path or 'the model'} is a scripted module and cannot be resized: use the original module"
+            )
     for name, tensor in tensors.items():
         if is_lazy(tensor):
-            raise ValueError(f"{name} is lazy and not yet initialised: run the model once on real data first")
+            raise ValueError(f"{name} is lazy and not yet initialized: run the model once on real data first")
         if tensor.is_meta:
-            raise ValueError(f"{name} is on the meta device: materialise it first, as by model.to_empty(...)")
+            raise ValueError(f"{name} is on the meta device: materialize it first, such as with model.to_empty(...)")
         if tensor.is_inference() and isinstance(tensor, nn.Parameter):
-            raise ValueError(f"{name} was made in inference mode and can never be trained: make the model outside it")
+            raise ValueError(f"{name} was created in inference mode and cannot be trained: create the model outside it")
 
 
 # --- names -----------------------------------------------------------------------------------------------
 
 
-def _named(structure: Structure) -> list[Width]:
-    """Every width with its name: its first producer's path, numbered where one layer produces several."""
+def _named_widths(structure: Structure) -> list[Width]:
+    """Create all widths, named after their first producer and numbered if one layer produces several."""
     bases: dict[Term, str] = {}
     for wanted in ("producer", "consumer"):
-        listed = {atom for term in bases for atom in leaves(term)}
+        named = {atom for term in bases for atom in leaves(term)}
         for name, axes in structure.axes.items():
             for number, term in enumerate(axes):
                 if structure.role(name, number)[0] == wanted:
                     base = layer_of(name) if wanted == "producer" else f"input of {layer_of(name)}"
                     for part in _parts(term):
-                        if listed.isdisjoint(leaves(part)):
+                        if named.isdisjoint(leaves(part)):
                             bases.setdefault(part, base)
     result = []
     taken: Counter[str] = Counter()
@@ -338,7 +342,7 @@ def _named(structure: Structure) -> list[Width]:
 
 
 def _parts(term: Term) -> Iterator[Term]:
-    """The growable atoms of an axis, and between them what is fixed, unless it only multiplies them."""
+    """Yield the growable atoms of an axis and the fixed terms between them, except fixed factors of growable ones."""
     term = resolve(term)
     if isinstance(term, Atom) or all(atom.fixed for atom in leaves(term)):
         yield term

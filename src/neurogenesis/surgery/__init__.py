@@ -1,1 +1,1 @@
-"""Cut and sew: plans applied to models and optimizers, all or nothing."""
+"""Apply plans to models and optimizers, atomically."""

@@ -1,4 +1,4 @@
-"""The single operations of surgery, each of which can be undone."""
+"""The elementary operations of surgery, each of which can be reverted."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from .optimizer_state import StateEdit
 
 
 class Operation(Protocol):
-    """Something to `do`, which `undo` takes back and `settle` completes when all others are done too."""
+    """A reversible change; `commit` completes it once all swapped_out operations have been applied."""
 
-    def do(self) -> None: ...
-    def undo(self) -> None: ...
-    def settle(self) -> None: ...
+    def apply(self) -> None: ...
+    def revert(self) -> None: ...
+    def commit(self) -> None: ...
 
 
-class Setting:
+class SetAttribute:
     """Set an attribute of a module."""
 
     def __init__(self, module: nn.Module, name: str, before: int, after: int):
         self.module, self.name, self.before, self.after = module, name, before, after
 
-    def do(self) -> None:
+    def apply(self) -> None:
         setattr(self.module, self.name, self.after)
 
-    def undo(self) -> None:
+    def revert(self) -> None:
         setattr(self.module, self.name, self.before)
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         pass
 
 
-class Resizing:
-    """Resize a parameter or buffer in place, with its gradient and what optimizers keep for it.
+class ResizeTensor:
+    """Resize a parameter or buffer in place, with its gradient and its optimizer state.
 
-    What is to be `added` to its present entries is so in the new contents: the old ones stay as they are.
+    `added` is added to the existing entries in the new contents only: the old contents are kept for `revert`.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Resizing:
         added: Tensor | None = None,
     ):
         self.tensor, self.edits, self.states, self.added = tensor, edits, states, added
-        self.other: Tensor | None = None  # has the contents that the tensor does not have now
-        self.undoings: list[Callable[[], None]] = []
+        self.swapped_out: Tensor | None = None  # holds the contents that the tensor does not
+        self.reverters: list[Callable[[], None]] = []
 
-    def do(self) -> None:
+    def apply(self) -> None:
         present = self.tensor.detach()
         new = edited(present if self.added is None else present + self.added.to(present), self.edits)
         if isinstance(self.tensor, nn.Parameter):
@@ -62,61 +62,61 @@ class Resizing:
             if self.tensor.grad is not None:
                 new.grad = resized_gradient(self.tensor.grad, self.edits)
         _swap(self.tensor, new)
-        self.other = new
+        self.swapped_out = new
         try:
-            # One after the other, the old one dropped when the new one is there: growth can be taken back
-            # without it, and the memory for that is what the parameter's new contents free.
+            # One state tensor at a time, and each old one is freed as soon as it is replaced: growth can be
+            # reverted without it, in the memory freed by dropping the parameter's new contents.
             for each in self.states:
-                undoing = each.undoing()
-                each.make()
-                self.undoings.append(undoing)
+                reverter = each.reverter()
+                each.apply()
+                self.reverters.append(reverter)
         except BaseException:
-            self.undo()
+            self.revert()
             raise
 
-    def undo(self) -> None:
-        assert self.other is not None
-        _swap(self.tensor, self.other)
-        self.other = None
-        while self.undoings:
-            self.undoings.pop()()
+    def revert(self) -> None:
+        assert self.swapped_out is not None
+        _swap(self.tensor, self.swapped_out)
+        self.swapped_out = None
+        while self.reverters:
+            self.reverters.pop()()
 
-    def settle(self) -> None:
-        """Let gradients of a forward pass that ran before arrive at the parameter, resized."""
-        assert self.other is not None
-        if _held_elsewhere(self.other) and self.other.requires_grad:
+    def commit(self) -> None:
+        """Redirect gradients of an earlier forward pass to the resized parameter."""
+        assert self.swapped_out is not None
+        if _held_elsewhere(self.swapped_out) and self.swapped_out.requires_grad:
             parameter, edits = self.tensor, self.edits
-            self.other.grad = None  # the parameter has it already, resized: only what comes is passed on
+            self.swapped_out.grad = None  # already on the parameter, resized: pass on new gradients only
 
-            def pass_on(old: Tensor) -> None:
+            def forward_gradient(old: Tensor) -> None:
                 assert old.grad is not None
                 gradient = resized_gradient(old.grad, edits)
                 if gradient.shape != parameter.shape:
                     raise RuntimeError(
-                        "a parameter was resized twice since the forward pass whose backward runs now: "
-                        "call backward before the second time"
+                        "a parameter was resized twice between a forward pass and its backward pass: call backward() "
+                        "before resizing again"
                     )
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
                 old.grad = None
 
-            self.other.register_post_accumulate_grad_hook(pass_on)  # type: ignore[no-untyped-call]
+            self.swapped_out.register_post_accumulate_grad_hook(forward_gradient)  # type: ignore[no-untyped-call]
 
 
 def resized_gradient(gradient: Tensor, edits: Sequence[Edit]) -> Tensor:
-    """A gradient with zeros for new entries."""
+    """Resize a gradient, with zeros for new entries."""
     return edited(gradient, edits, {edit.axis: 0.0 for edit in edits})
 
 
 def _held_elsewhere(tensor: Tensor) -> bool:
-    """Whether the graph of a forward pass holds the contents of a tensor."""
+    """Whether the graph of a forward pass holds a reference to the contents of a tensor."""
     uses: int = tensor._use_count()  # type: ignore[attr-defined]
     return uses > 1
 
 
 def _swap(tensor: Tensor, other: Tensor) -> None:
-    """Exchange the contents of two tensors; their identities, and what a user hung on them, stay."""
+    """Swap the contents of two tensors; their identities, attributes and hooks stay."""
     if _held_elsewhere(tensor) or _held_elsewhere(other):
-        # swap_tensors refuses then, or makes the graph's backward fail; `Resizing.settle` sees to it instead.
+        # swap_tensors would raise, or break the backward pass of the graph; `ResizeTensor.commit` handles it.
         torch._C._swap_tensor_impl(tensor, other)
     else:
         other.__dict__.update(tensor.__dict__)
@@ -124,6 +124,6 @@ def _swap(tensor: Tensor, other: Tensor) -> None:
         torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call]
     for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         hooks = getattr(tensor, kind, None)
-        if hooks:  # they are registered with the contents that were swapped out: register them again
+        if hooks:  # registered with the contents that were swapped out: register them again
             setattr(tensor, kind, None)
             setattr(tensor, kind, hooks)

@@ -1,7 +1,7 @@
-"""Grow and shrink a width: a plan of edits, printed and checked before anything is touched.
+"""Plans to grow or shrink a width: edits that can be printed and checked before they are applied.
 
-Parameters keep their identity (`torch.utils.swap_tensors`), so optimizers, schedulers and whoever else holds
-them stay right; the optimizer's state is padded with zeros or cut on the same axes, gradients too.
+Parameters keep their identity (`torch.utils.swap_tensors`), so references held by optimizers, schedulers and user code
+stay valid. Gradients and optimizer state are padded or cut along the same axes.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from torch.optim import Optimizer
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.edits import Change, Edit, grouped
 from ..structure.fills import FanIn
-from ..structure.following import Following, belongs
-from ..structure.memory import sharing, untied
+from ..structure.memory import shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
-from ..structure.widths import Width, remembered, widths
-from .ages import attend, release
-from .operations import Operation, Resizing, Setting
+from ..structure.updates import StructureUpdate, belongs
+from ..structure.widths import Width, last_widths, widths
+from .ages import add_hooks, release_memory
+from .operations import Operation, ResizeTensor, SetAttribute
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
 
-# New values by parameter name, stacked along the axis that grows; what is left out is initialized as usual. Where
-# a parameter grows on two axes for the same width, keys of name and axis say which is meant.
+# New values by parameter name, stacked along the axis that grows; other parameters get their defaults. If a parameter
+# grows along two axes of the same width, use keys of name and axis.
 Values = Mapping[str, Tensor] | Mapping[tuple[str, int], Tensor]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a growth or a shrinkage does to a model: edits of tensors and of module attributes, changes of what stays.
+    """A growth or shrinkage of one width: edits of tensors and module attributes, and changes of existing entries.
 
-    Print it to read it, `check` it against a model, `apply` it. Applying is all or nothing.
+    Print it to read it, `check` it against a model, and `apply` it. If applying fails, nothing is changed.
     """
 
     width: str
     before: int
     after: int
     edits: tuple[Edit, ...]
-    attributes: tuple[tuple[str, str, int, int], ...]  # module path, attribute, value before and after
+    attributes: tuple[tuple[str, str, int, int], ...]  # module path, attribute, old value, new value
     changes: tuple[Change, ...] = ()
 
     def __str__(self) -> str:
@@ -61,16 +61,16 @@ class Plan:
         return "\n".join(lines)
 
     def check(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
-        """Raise unless the plan can be applied; touches nothing."""
+        """Raise an error unless the plan can be applied; changes nothing."""
         with ordinary_tensors():
             self._operations(model, as_list(optimizer), ema)
 
     def apply(
         self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None, *, ages: bool = True
     ) -> None:
-        """Make the edits, on the model, the optimizers' state and an averaged copy of the model.
+        """Apply the plan to the model, the optimizers' state and an averaged copy of the model.
 
-        With `ages`, the optimizers train new weights as if training had just begun for them.
+        With `ages`, optimizers use bias corrections for the age of new weights (see `neurogenesis.ages`).
         """
         with Surgery(model, optimizer, ema, ages=ages) as surgery:
             surgery.apply(self)
@@ -78,49 +78,49 @@ class Plan:
     def _operations(
         self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None, ages: bool = False
     ) -> list[Operation]:
-        """All that is to be done, checked."""
+        """Check the plan and return the operations that it consists of."""
         result: list[Operation] = []
         edits, model = grouped(self.edits), unwrapped(model)
         changes = {change.tensor: change.added for change in self.changes}
-        targets = [model] if ema is None else [model, averaged(ema)]
+        targets = [model] if ema is None else [model, averaged_model(ema)]
         for target in targets:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
-            shared = sharing(tensors)
+            shared = shared_memory(tensors)
             for name, own in edits.items():
                 if name in shared:
-                    raise ValueError(untied(name, shared[name]))
+                    raise ValueError(shared_memory_error(name, shared[name]))
                 _check_tensor(name, tensors.get(name), own, changes.get(name))
                 states = state_edits(name, tensors[name], own, optimizers, ages) if target is model else []
-                result.append(Resizing(tensors[name], own, states, changes.get(name)))
+                result.append(ResizeTensor(tensors[name], own, states, changes.get(name)))
             for path, name, before, after in self.attributes:
                 if getattr(modules.get(path), name, None) != before:
                     raise ValueError(f"{path}.{name} is not {before}: {_CHANGED}")
-                result.append(Setting(modules[path], name, before, after))
+                result.append(SetAttribute(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)
-        result += [Following(target, self.width, self.edits, self.after - self.before) for target in targets]
+        result += [StructureUpdate(target, self.width, self.edits, self.after - self.before) for target in targets]
         return result
 
 
-def averaged(ema: nn.Module) -> nn.Module:
-    """The model inside an average such as `torch.optim.swa_utils.AveragedModel`, or the copy that it is."""
+def averaged_model(ema: nn.Module) -> nn.Module:
+    """Return the model inside a `torch.optim.swa_utils.AveragedModel`, or `ema` itself if it is a plain copy."""
     return unwrapped(getattr(ema, "module", ema))
 
 
 def check_average(model: nn.Module, ema: nn.Module) -> None:
-    """Raise unless an average is one of the model."""
+    """Raise an error unless `ema` is an average of the model."""
     if not isinstance(ema, nn.Module):
         raise TypeError(f"ema: expected a module, such as torch.optim.swa_utils.AveragedModel, not {ema!r}")
-    theirs = dict(averaged(ema).named_parameters())
+    theirs = dict(averaged_model(ema).named_parameters())
     for name, own in model.named_parameters():
         if name not in theirs or theirs[name].shape != own.shape:
-            there = f"has shape {tuple(theirs[name].shape)} there" if name in theirs else "is not there"
-            raise ValueError(f"ema: it is no average of this model: {name} of shape {tuple(own.shape)} {there}")
+            found = f"has shape {tuple(theirs[name].shape)} there" if name in theirs else "is not there"
+            raise ValueError(f"ema: it is no average of this model: {name} of shape {tuple(own.shape)} {found}")
 
 
 class Surgery:
-    """Plans applied one after the other, each made for what the last has left: all of them or none.
+    """Apply several plans in sequence, atomically; each is made for the model that the previous one left.
 
-    Use it in a `with` statement: what raises there takes back everything.
+    Use it as a context manager: an exception inside reverts all plans.
     """
 
     def __init__(
@@ -128,32 +128,33 @@ class Surgery:
     ):
         self.model, self.optimizers, self.ema, self.ages = model, as_list(optimizer), ema, ages
         self._grown = False
-        self._done: list[Operation] = []
+        self._applied: list[Operation] = []
 
     def apply(self, plan: Plan) -> None:
+        """Apply one plan."""
         with ordinary_tensors():
             operations = plan._operations(self.model, self.optimizers, self.ema, self.ages)
             self._grown |= plan.after > plan.before
             for each in self.optimizers:
-                release(each)
+                release_memory(each)
             for operation in operations:
-                operation.do()
-                self._done.append(operation)
+                operation.apply()
+                self._applied.append(operation)
 
     def __enter__(self) -> Surgery:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            for operation in reversed(self._done):
-                operation.undo()
+            for operation in reversed(self._applied):
+                operation.revert()
         else:
-            for operation in self._done:
-                operation.settle()
+            for operation in self._applied:
+                operation.commit()
             if self.ages and self._grown:
                 for each in self.optimizers:
-                    attend(each)
-        self._done.clear()
+                    add_hooks(each)
+        self._applied.clear()
 
 
 _CHANGED = "the model has changed since the plan was made"
@@ -162,9 +163,9 @@ _CHANGED = "the model has changed since the plan was made"
 def find_growable(
     model: nn.Module, width: str | Width, count: int, example: Example | None = None
 ) -> tuple[Width, int]:
-    """The width to be grown, and by how many neurons, checked."""
-    found = _find(model, width, example)
-    count = _whole(count, found.name, "the number of new neurons")
+    """Look up a width and check that it can grow by `count` neurons; return both."""
+    found = _find_width(model, width, example)
+    count = _as_integer(count, found.name, "the number of new neurons")
     if count < 1:
         raise ValueError(f"{found.name}: the number of new neurons must be positive, not {count}")
     if found.reason is not None:
@@ -182,16 +183,16 @@ def plan_neurons(
     generator: torch.Generator | None = None,
     fan_ins: Mapping[str, FanIn] | None = None,
 ) -> Plan:
-    """Plan to add neurons at the end of a width that is known.
+    """Plan to append neurons to a width of a model whose widths are known.
 
     Args:
         model: the model.
         width: the width.
-        count: how many neurons.
-        values: their values where these are not to be the usual ones.
-        changes: what to add to present parameters of the width, by name.
-        generator: source of the random weights; torch's global one by default.
-        fan_ins: what random fan-ins are like, by parameter; by default as long as the present ones on average.
+        count: number of new neurons.
+        values: their values, where these differ from the defaults.
+        changes: tensors to add to existing parameters of the width, by name.
+        generator: random generator for new weights; torch's global one by default.
+        fan_ins: norm and balance of random fan-ins by parameter; by default the mean norm of the existing ones.
     """
     model = unwrapped(model)
     found, count = find_growable(model, width, count)
@@ -211,18 +212,18 @@ def plan_shrinkage(
 ) -> Plan:
     """Plan to remove neurons from a width; arguments as in `shrink`."""
     model = unwrapped(model)
-    found = _find(model, width, example)
+    found = _find_width(model, width, example)
     if found.fixed is not None:
         raise ValueError(f"{found.name} cannot shrink: {found.fixed}")
     if isinstance(neurons, Tensor) and neurons.dtype is torch.bool:
-        raise TypeError(f"{found.name}: expected indices of neurons, not a mask: pass mask.nonzero().flatten()")
-    chosen = sorted({_whole(neuron, found.name, "an index") for neuron in neurons})
+        raise TypeError(f"{found.name}: expected indices of neurons, not a boolean mask: pass mask.nonzero().flatten()")
+    chosen = sorted({_as_integer(neuron, found.name, "an index") for neuron in neurons})
     if not chosen:
         raise ValueError(f"{found.name}: no neurons to remove were given")
     if chosen[0] < 0 or chosen[-1] >= found.size:
         raise IndexError(f"{found.name} has neurons 0 to {found.size - 1}: {neurons} is out of range")
     if len(chosen) == found.size:
-        raise ValueError(f"{found.name}: cannot remove all {found.size} neurons, at least one must stay")
+        raise ValueError(f"{found.name}: cannot remove all {found.size} neurons: at least one must remain")
     edits = found.structure.edits(found.atom, chosen, named_tensors(model), None)
     return _plan(found, -len(chosen), edits)
 
@@ -236,7 +237,7 @@ def shrink(
     ema: nn.Module | None = None,
     example: Example | None = None,
 ) -> Plan:
-    """Remove neurons, given by their indices, from a width.
+    """Remove the neurons with the given indices from a width.
 
     The other arguments and the result are those of `neurogenesis.grow`.
 
@@ -252,9 +253,9 @@ def shrink(
     return plan
 
 
-def _find(model: nn.Module, width: str | Width, example: Example | None) -> Width:
-    known = remembered(model)
-    # A width of this model is the one that is meant, whatever other ties were asked for since.
+def _find_width(model: nn.Module, width: str | Width, example: Example | None) -> Width:
+    known = last_widths(model)
+    # Prefer a given Width of this model, even if widths() was called with other ties since.
     given = width if isinstance(width, Width) and belongs(width.structure, model) else None
     structure = given.structure if given is not None else known.structure if known is not None else None
     problem = "its widths are not known yet" if structure is None else structure.differs_from(model)
@@ -268,7 +269,7 @@ def _find(model: nn.Module, width: str | Width, example: Example | None) -> Widt
     return known[width.name if isinstance(width, Width) else width]
 
 
-def _whole(number: object, width: str, what: str) -> int:
+def _as_integer(number: object, width: str, what: str) -> int:
     if isinstance(number, (bool, str)) or not hasattr(number, "__index__"):
         raise TypeError(f"{width}: {what} must be an integer, not {number!r}")
     return index(number)
@@ -294,11 +295,11 @@ def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tenso
     if not own:
         raise ValueError(f"changes of {width.name}: {name!r} does not belong to this width")
     if added.shape != tensors[name].shape:
-        shapes = f"expected the shape {tuple(tensors[name].shape)}, got {tuple(added.shape)}"
+        shapes = f"expected shape {tuple(tensors[name].shape)}, got {tuple(added.shape)}"
         raise ValueError(f"changes of {name}: {shapes}")
     if not added.isfinite().all():
-        raise ValueError(f"changes of {name}: they are not all finite")
-    # Where the width is on two axes of a parameter, the one on which fewer positions change is what is meant.
+        raise ValueError(f"changes of {name}: the values are not all finite")
+    # If the width is on two axes of a parameter, report the one along which fewer positions change.
     made = [Change(name, edit.axis, added.detach(), edit.role) for edit in own]
     return min(made, key=lambda change: len(change.positions))
 
@@ -309,7 +310,7 @@ def _plan(width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Ch
 
 
 def _ranges(positions: Tensor) -> str:
-    """Positions as text: 8-9, 24-25."""
+    """Format positions as ranges: 8-9, 24-25."""
     numbers = positions.tolist()
     starts = [n for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
     stops = [n for i, n in enumerate(numbers) if i == len(numbers) - 1 or numbers[i + 1] != n + 1]
@@ -319,7 +320,7 @@ def _ranges(positions: Tensor) -> str:
 
 def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit], added: Tensor | None) -> None:
     if tensor is None:
-        raise ValueError(f"{name} is gone: {_CHANGED}")
+        raise ValueError(f"{name} is missing: {_CHANGED}")
     if added is not None and added.shape != tensor.shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which its changes do not fit: {_CHANGED}")
     for edit in edits:
@@ -327,14 +328,14 @@ def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit], added
             shape = tuple(tensor.shape)
             raise ValueError(f"{name} of shape {shape} should have {edit.length} on axis {edit.axis}: {_CHANGED}")
         if edit.values is not None:
-            there, made_for = list(tensor.shape), list(edit.values.shape)
-            there[edit.axis] = made_for[edit.axis]
-            if there != made_for:
+            actual, expected = list(tensor.shape), list(edit.values.shape)
+            actual[edit.axis] = expected[edit.axis]
+            if actual != expected:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which new values do not fit: {_CHANGED}")
     if tensor.grad is not None and tensor.grad.layout is not torch.strided:
-        raise ValueError(f"{name} has a sparse gradient: step the optimizer and call zero_grad() first")
+        raise ValueError(f"{name} has a sparse gradient: call optimizer.step() and zero_grad() first")
     if weakref.getweakrefs(tensor):
         raise RuntimeError(
-            f"{name} cannot be resized while something holds a weak reference to it, such as an exported "
+            f"{name} cannot be resized while there is a weak reference to it, such as from an exported "
             "program: delete that first"
         )

@@ -1,20 +1,20 @@
-r"""How far one gradient can carry a weight, and what the fan-in of new neurons is like therefore.
+r"""How far a single gradient can move a weight, and the norm and direction of new fan-ins that follow from it.
 
-Random neurons with little fan-out get gradients of nearly one sign in all inputs, and Adam makes each a full step: they
-drift together, mostly to the side on which they never fire. Two things keep them alive.
+Random neurons with small fan-out get gradients of nearly the same sign for all inputs, and Adam turns each into a full
+step: the neurons drift together, mostly to the side where they never fire. Two measures keep them active.
 
-Length: the gradient of a new neuron's fan-in is nearly zero at first, since its fan-out is, and grows with it. Averages
-of past squares lag behind: a single gradient moves an entry by up to :math:`\eta / \sqrt{1-\beta_2}`, and a fan-in of d
-entries by :math:`\sqrt d` times that. New fan-ins are longer by that reach, but at most twice as long, since
-activations grow with them:
+Length: the gradient of a new fan-in is nearly zero at first, like the fan-out, and grows with it. The averages of past
+squares lag behind: a single gradient moves an entry by up to :math:`\eta / \sqrt{1-\beta_2}`, and a fan-in of d
+entries by :math:`\sqrt d` times that. The norm of new fan-ins is increased by this reach, but at most doubled, since
+activations grow with it:
 
 .. math:: \|w_{new}\| = \bar n + \min(\bar n, \eta \sqrt{d / (1 - \beta_2)})
 
-with the mean norm :math:`\bar n` of the neurons that were there when growing began: if later ones counted, each would
-be longer than the last. The paper has the mean norm of all present neurons.
+where :math:`\bar n` is the mean norm of the neurons that existed before the first growth: if later ones counted, norms
+would increase with each growth. The paper uses the mean norm of all existing neurons.
 
-Balance: the optimizer's root of mean squared gradients, s, of the present fan-ins tells how strong each input is. New
-fan-ins are made orthogonal to it, all but 1/d (see `edits.balanced`), so that they fire on about half of the samples.
+Balance: the optimizer's root mean squared gradients, s, of the existing fan-ins estimate the strength of each input.
+New fan-ins are made orthogonal to s, up to 1/d (see `fills.balanced`), so that they fire on about half of the samples.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ..structure.widths import Width
 
 
 def fan_ins_of(model: nn.Module, width: Width, initial: int, optimizers: Sequence[Optimizer]) -> Mapping[str, FanIn]:
-    """What random fan-ins of a width are like, by the parameter that has them, under optimizers with a reach.
+    """Norm and balance of random fan-ins of a width, by parameter, for optimizers with a reach.
 
     Args:
         model: the model.
         width: the width.
-        initial: how many neurons it had when growing began.
-        optimizers: those that train the model.
+        initial: number of neurons before the first growth.
+        optimizers: the optimizers of the model.
     """
     parameters, far = dict(model.named_parameters()), reaches(model, optimizers)
     result = {}
@@ -45,7 +45,7 @@ def fan_ins_of(model: nn.Module, width: Width, initial: int, optimizers: Sequenc
         parameter = parameters.get(axis.tensor)
         if parameter is None or parameter.ndim < 2 or not far.get(axis.tensor, 0.0) > 0:
             continue
-        # Not `width.positions`, which keeps them: growth leaves no more memory behind than the neurons take.
+        # Not `width.positions`, which caches them: growth should use no more memory than the new neurons need.
         term = width.structure.axes[axis.tensor][axis.axis]
         first = positions_of(term, width.atom)[:initial].flatten().to(parameter.device)
         rows = parameter.detach().movedim(axis.axis, 0)[first]
@@ -60,7 +60,7 @@ _SQUARES = ("exp_avg_sq", "square_avg", "sum")
 
 
 def input_strength(parameter: Tensor, optimizers: Iterable[Optimizer]) -> Tensor | None:
-    """The root of mean squared gradients that an optimizer keeps for a parameter, or what it has instead."""
+    """Root mean squared gradients (or Adamax's infinity norm) that an optimizer keeps for a parameter, if any."""
     for optimizer in optimizers:
         state = optimizer.state.get(parameter, {})
         for name in (*_SQUARES, "exp_inf"):
@@ -71,7 +71,7 @@ def input_strength(parameter: Tensor, optimizers: Iterable[Optimizer]) -> Tensor
 
 
 def reaches(model: nn.Module, optimizers: Iterable[Optimizer]) -> Mapping[str, float]:
-    """By parameter, how far one gradient can carry an entry under its optimizer; 0 where that knows no scale.
+    """How far a single gradient can move an entry, by parameter; 0 for optimizers without a scale.
 
     Example:
         >>> import torch
@@ -89,12 +89,12 @@ def reaches(model: nn.Module, optimizers: Iterable[Optimizer]) -> Mapping[str, f
 
 
 def in_learning_rates(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
-    """The reach of one gradient in learning rates: 0 for optimizers whose steps are as short as gradients are."""
+    """Reach of a single gradient in units of the learning rate; 0 if steps are proportional to gradients."""
     if isinstance(optimizer, (Adagrad, Adamax, Rprop)):
         return 1.0
     if isinstance(optimizer, RMSprop):
         return _lagging(group["alpha"])
-    if isinstance(optimizer, (Adadelta, Adafactor)):  # their steps are relative to past steps, or to the weights
+    if isinstance(optimizer, (Adadelta, Adafactor)):  # steps are relative to past steps or to the weights
         return 0.0
     betas = group.get("betas")
     return _lagging(betas[1]) if isinstance(betas, (tuple, list)) and len(betas) == 2 else 0.0

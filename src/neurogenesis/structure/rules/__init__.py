@@ -1,11 +1,11 @@
-"""What each operation says about the axes of its inputs and outputs.
+"""Rules that relate the axes of an operation's inputs and outputs.
 
-A rule takes a `Call` (one executed ATen operation) and returns the axes of each of its outputs. On the way it unifies
-axes that must be the same, states which axes cannot change and why, and what a parameter's axis does there: produce
-neurons, consume them, or carry something per neuron (a norm's scale, a bias).
+A rule takes a `Call` (one executed ATen operation) and returns the axes of each output. Along the way it unifies axes
+that must be equal, fixes axes that cannot change, and records the role of each parameter axis: it produces neurons,
+consumes them, or carries a value per neuron (the scale of a norm, a bias).
 
-Operations that work element by element need no rule of their own: torch tags them as pointwise. For what is not known
-here, `operation` and `module` take rules from users.
+Pointwise operations need no rule: torch tags them. Users can register rules for other operations with `operation` and
+`module`.
 """
 
 from ..fills import MEAN, ONE, RANDOM, ZERO, Fill

@@ -1,4 +1,4 @@
-"""Rules of what combines the entries of an axis: norms, reductions, softmax, ranking, gates."""
+"""Rules for operations that combine the entries of an axis: norms, reductions, softmax, ranking, gates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .call import Axes, Call
 
 def _batch_norm(call: Call) -> list[Axes]:
     x = call.axes(call.arguments["input"])
-    # A batch norm without running statistics normalises over every axis but the channels.
+    # A batch norm without running statistics normalizes over every axis except the channels.
     if call.arguments.get("training", False):
         for axis, term in enumerate(x):
             if axis != 1:

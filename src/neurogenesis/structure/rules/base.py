@@ -1,4 +1,4 @@
-"""How rules are registered and found, and what several of them share."""
+"""Registration and lookup of rules, and helpers that several rules share."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _FAMILIES: list[tuple[str, Rule]] = []
 
 
 def rule_for(operation: torch._ops.OpOverload) -> Rule:
-    """The rule of an operation; `unknown` where there is none."""
+    """The rule for an operation; `unknown` if there is none."""
     if taught := operation_rule(operation._schema.name):
         return taught
     name = operation.overloadpacket.__name__
-    # In-place operations obey the rule of their functional form: add_ that of add.
+    # In-place operations use the rule of their functional form: add_ that of add.
     found = _RULES.get(name) or _RULES.get(name.rstrip("_"))
     if found:
         return found
@@ -49,20 +49,20 @@ def family(pattern: str, rule: Rule) -> None:
 
 
 def fresh(shape: Sequence[int]) -> Axes:
-    """New axes that nothing else has yet."""
+    """Create new axes for a shape."""
     return [Atom(length) for length in shape]
 
 
 def with_fresh_rest(call: Call, first: Axes) -> list[Axes]:
-    """The axes of the first output; those of the others are new."""
+    """Axes of all outputs: `first` for the first one, new axes for the others."""
     return [first, *(fresh(output.shape) for output in call.outputs[1:])]
 
 
 def unknown(call: Call) -> list[Axes]:
-    """The rule of operations that have none: nothing that goes in or comes out can change its size."""
+    """The rule for operations without one: fix the sizes of all inputs and outputs."""
     inputs = call.tensors()
     outputs = [fresh(output.shape) for output in call.outputs]
-    if inputs:  # without inputs it is a factory (zeros, arange): new axes that follow what they meet
+    if inputs:  # without inputs it is a factory (zeros, arange), whose axes may still be unified with others
         for axes in [*map(call.axes, inputs), *outputs]:
             for term in axes:
                 call.fix(term, f"used by {call.name}, an operation without a rule,", Kind.NO_RULE)
@@ -70,12 +70,12 @@ def unknown(call: Call) -> list[Axes]:
 
 
 def cut(call: Call, term: Term, at: int) -> tuple[Term, Term]:
-    """`split`, or two new axes where the term cannot be cut there."""
+    """Split a term at a position; return two new axes if it cannot be split there."""
     return _or_fresh(call, term, (at, size(term) - at), lambda: split(term, at))
 
 
 def unmerge(call: Call, term: Term, inner: int) -> tuple[Term, Term]:
-    """`factor`, or two new axes where the term cannot be factored so."""
+    """Factor a term into outer and inner axis; return two new axes if that is not possible."""
     return _or_fresh(call, term, (size(term) // inner, inner), lambda: factor(term, inner))
 
 
@@ -92,7 +92,7 @@ def _or_fresh(
 
 
 def dimensions(call: Call, ndim: int) -> list[int]:
-    """The axes that an operation's dim or dims name; all where it names none."""
+    """Axes given by an operation's `dim` or `dims`; all axes if neither is given."""
     given = call.arguments.get("dim", call.arguments.get("dims"))
     if given is None or given == []:
         return list(range(ndim))
@@ -101,20 +101,20 @@ def dimensions(call: Call, ndim: int) -> list[int]:
 
 
 def checked(outputs: list[Axes], tensors: Sequence[Tensor]) -> bool:
-    """Whether a rule's answer has the shapes that the operation really gave."""
+    """Whether the axes that a rule returned match the shapes of the outputs."""
     return len(outputs) == len(tensors) and all(
         [size(term) for term in axes] == list(tensor.shape) for axes, tensor in zip(outputs, tensors, strict=True)
     )
 
 
 def elementwise(call: Call) -> list[Axes]:
-    """The rule of pointwise operations, with broadcasting."""
+    """The rule for pointwise operations, with broadcasting."""
     axes = broadcast(call, call.tensors())
     return [list(axes) for _ in call.outputs]
 
 
 def broadcast(call: Call, tensors: Sequence[Tensor]) -> Axes:
-    """The axes of tensors combined element by element: those of one place are the same axis."""
+    """Unify the axes of tensors that are combined elementwise; return the axes of the result."""
     result = []
     for axis in range(-max((tensor.ndim for tensor in tensors), default=0), 0):
         terms = [call.axes(tensor)[axis] for tensor in tensors if tensor.ndim >= -axis]
@@ -122,7 +122,7 @@ def broadcast(call: Call, tensors: Sequence[Tensor]) -> Axes:
         if wide:
             for term in terms:
                 if size(term) == 1:
-                    call.fix(term, "one neuron broadcast over others")
+                    call.fix(term, "a single neuron broadcast over others")
         terms = wide or terms
         for term in terms[1:]:
             call.unify(terms[0], term)

@@ -1,4 +1,4 @@
-"""What a rule sees of an operation, and what it returns."""
+"""The interface between rules and the tracer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Call(Protocol):
 
     Attributes:
         name: the operation's name.
-        arguments: by the names of the operation's schema, or of the module's `forward`; defaults filled in.
-        outputs: the tensors it returned.
-        where: the module it ran in, for messages.
+        arguments: by name, as in the operation's schema or the module's `forward`, with defaults filled in.
+        outputs: the tensors that it returned.
+        where: the module that it ran in, for messages.
     """
 
     name: str
@@ -37,35 +37,35 @@ class Call(Protocol):
         """The axes of an argument or a parameter."""
 
     def is_static(self, tensor: Tensor) -> bool:
-        """Whether a tensor was computed from parameters and buffers alone."""
+        """Whether a tensor was computed from parameters and buffers only."""
 
     def is_weight(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a parameter or a view of one."""
+        """Whether a tensor is a parameter, or a view or cast of one."""
 
     def owned(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a parameter of the module that runs."""
+        """Whether a tensor is computed from a parameter of the running module."""
 
     def unify(self, a: Term, b: Term) -> None:
-        """State that two axes are the same one: they grow together."""
+        """State that two axes are the same, so that they grow together."""
 
     def fix(self, term: Term, reason: str, kind: Kind = Kind.OPERATION) -> None:
-        """State that the size of an axis cannot change, and why; where it runs is added."""
+        """State that an axis cannot change its size, and why; `where` is appended to the reason."""
 
     def misfit(self, term: Term, conflict: Conflict) -> None:
-        """State that the size of an axis cannot change because of a conflict."""
+        """State that an axis cannot change its size because of a conflict."""
 
     def role(self, tensor: Tensor, axis: int, role: Role, fill: Fill) -> None:
-        """State what a parameter's axis does here, and what new neurons get there by default.
+        """Record the role of a parameter's axis, and the default fill for new neurons.
 
-        It produces neurons (the rows of a weight: random), consumes them (its columns: zero, so that growth does not
-        change the outputs) or carries something per neuron (a scale, a bias).
+        An axis produces neurons (rows of a weight, filled with random values), consumes them (columns, filled with
+        zeros so that growth does not change the outputs) or carries a value per neuron (a scale, a bias).
         """
 
     def normed(self, weight: Tensor, axis: int) -> None:
-        """State that each slice of a weight along an axis is divided by its norm."""
+        """Record that each slice of a weight along an axis is divided by its norm."""
 
     def attribute(self, weight: Tensor, name: str, term: Term) -> None:
-        """Name an attribute of the module, such as ``out_features``, that holds the size of an axis."""
+        """Record that an attribute of the module, such as ``out_features``, stores the size of an axis."""
 
 
 Rule = Callable[[Call], list[Axes]]

@@ -1,4 +1,4 @@
-"""Rules of what sums over neurons with weights: matrix products, convolutions, attention, distances."""
+"""Rules for weighted sums over neurons: matrix products, convolutions, attention, distances."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .call import Axes, Call
 
 
 def _contract(call: Call, a: Tensor, a_axis: int, b: Tensor, b_axis: int) -> None:
-    """Sum over a_axis of a and b_axis of b; the other one of their last two axes is an output's."""
+    """Sum over `a_axis` of `a` and `b_axis` of `b`; their other trailing axes become axes of the output."""
     a_axes, b_axes = call.axes(a), call.axes(b)
     contracted = a_axes[a_axis]
     call.unify(contracted, b_axes[b_axis])
@@ -27,14 +27,14 @@ def _contract(call: Call, a: Tensor, a_axis: int, b: Tensor, b_axis: int) -> Non
         return
     weights = weights or [(t, axis) for t, axis in ((b, b_axis), (a, a_axis)) if call.is_static(t)]
     if not weights:
-        call.fix(contracted, "contracted between two activations (as queries with keys)")
+        call.fix(contracted, "contracted between two activations (such as queries with keys)")
         return
     weight, axis = weights[0]
     call.role(weight, axis, "consumer", ZERO)
     for attribute in ("in_features", "nx"):
         call.attribute(weight, attribute, contracted)
     if weight.ndim > 1:
-        other = -3 - axis  # of the last two axes the one that is not contracted
+        other = -3 - axis  # the other one of the last two axes
         call.role(weight, other, "producer", RANDOM)
         for attribute in ("out_features", "nf"):
             call.attribute(weight, attribute, call.axes(weight)[other])
@@ -93,7 +93,7 @@ def _convolution(call: Call) -> list[Axes]:
         produced = weight_axes[out]
         call.role(weight, into, "consumer", ZERO)
         call.role(weight, out, "producer", RANDOM)
-    elif groups == size(channels):  # depthwise: each channel has its own filters and no others
+    elif groups == size(channels):  # depthwise: each channel has its own filters
         if transposed:
             call.unify(channels, weight_axes[0])
             produced = product([channels, weight_axes[1]])
@@ -134,10 +134,10 @@ def _attention(call: Call) -> list[Axes]:
     call.fix(query[-1], "contracted between two activations (queries with keys)")
     call.unify(key[-2], value[-2])
     call.fix(key[-2], "a sequence attended over")
-    for ours in zip(query[:-2], key[:-2], value[:-2], strict=True):
-        for term in ours:
-            if size(term) == size(ours[0]):
-                call.unify(ours[0], term)
+    for terms in zip(query[:-2], key[:-2], value[:-2], strict=True):
+        for term in terms:
+            if size(term) == size(terms[0]):
+                call.unify(terms[0], term)
             call.fix(term, "tied to a head count", Kind.HEADS)
     return with_fresh_rest(call, [*query[:-1], value[-1]])
 
@@ -146,7 +146,7 @@ def _attention(call: Call) -> list[Axes]:
 def _distances(call: Call) -> list[Axes]:
     a, b = call.arguments["x1"], call.arguments["x2"]
     call.unify(call.axes(a)[-1], call.axes(b)[-1])
-    call.fix(call.axes(a)[-1], "measured across by a distance")
+    call.fix(call.axes(a)[-1], "summed over by a distance")
     for tensor, other in ((a, b), (b, a)):
         if call.is_static(tensor) and not call.is_static(other):
             call.role(tensor, -2, "producer", RANDOM)

@@ -1,4 +1,4 @@
-"""Rules of what looks up and writes by index: embeddings, gather and scatter, masks."""
+"""Rules for reading and writing by index: embeddings, gather and scatter, masks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _embedding(call: Call) -> list[Axes]:
     weight, indices = call.arguments["weight"], call.arguments["indices"]
     padding = call.arguments["padding_idx"]
     call.fix(call.axes(weight)[0], "rows looked up by index")
-    # The row of the padding token is zero and gets no gradient: it stays zero.
+    # The row of the padding token is zero and gets no gradient, so that it stays zero.
     call.role(weight, 1, "producer", RANDOM if padding < 0 else Fill("random", zero_at=padding))
     call.attribute(weight, "embedding_dim", call.axes(weight)[1])
     return [[*call.axes(indices), call.axes(weight)[1]]]
@@ -33,7 +33,7 @@ def _embedding_bag(call: Call) -> list[Axes]:
 
 
 def _looked_up(call: Call, x: Tensor, picked: list[int], indices: list[Tensor]) -> None:
-    """Axes picked by index cannot change; the others of a parameter that data looks up are its neurons."""
+    """Fix the axes picked by index; the other axes of a parameter indexed by data produce neurons."""
     for axis in range(x.ndim):
         if axis in picked:
             call.fix(call.axes(x)[axis], "picked by index", Kind.INDEXED)
@@ -83,7 +83,7 @@ def _gather(call: Call) -> list[Axes]:
 def _index(call: Call) -> list[Axes]:
     x = call.arguments["self"]
     picked, chosen = _picked(call, x, list(call.arguments["indices"]))
-    # Indexed axes that stand together are replaced in place, others move to the front.
+    # Adjacent indexed axes are replaced in place; otherwise the result of indexing comes first.
     place = picked[0] if picked == list(range(picked[0], picked[-1] + 1)) else 0
     kept = [term for axis, term in enumerate(call.axes(x)) if axis not in picked]
     return [[*kept[:place], *chosen, *kept[place:]]]
@@ -94,7 +94,7 @@ def _index_put(call: Call) -> list[Axes]:
     x, values = call.arguments["self"], call.axes(call.arguments["values"])
     picked, _ = _picked(call, x, list(call.arguments["indices"]))
     kept = [term for axis, term in enumerate(call.axes(x)) if axis not in picked]
-    if picked == list(range(len(picked))):  # the others stand behind, in the values too
+    if picked == list(range(len(picked))):  # the other axes come last, in the values too
         for term, value in zip(reversed(kept), reversed(values), strict=False):
             if size(value) == size(term):
                 call.unify(term, value)
@@ -105,7 +105,7 @@ def _index_put(call: Call) -> list[Axes]:
 
 
 def _picked(call: Call, x: Tensor, indices: list[Tensor | None]) -> tuple[list[int], Axes]:
-    """The axes that indices pick from, and the axes that come instead; a mask picks from several."""
+    """The axes that indices pick from (several for a mask), and the axes that replace them."""
     picked: list[int] = []
     tensors = [index for index in indices if index is not None]
     axis = 0

@@ -1,4 +1,4 @@
-"""Rules of what changes shapes: reshapes, permutations, slices, concatenations, pooling and padding."""
+"""Rules for operations that change shapes: reshapes, permutations, slices, concatenations, pooling, padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .call import Axes, Call, Rule
 
 @rule("view", "_unsafe_view", "reshape", "_reshape_alias")
 def _reshape(call: Call) -> list[Axes]:
-    """Walk both shapes from the right; axes of equal size correspond, others are merged and split."""
+    """Match both shapes from the right: axes of equal size correspond, others are merged and split."""
     old, new = list(call.axes(call.tensors()[0])), list(call.outputs[0].shape)
     if 0 in new:
         return [fresh(new)]
@@ -24,7 +24,7 @@ def _reshape(call: Call) -> list[Axes]:
         elif new and new[-1] == 1:
             result.append(Atom(new.pop()))
         elif old and size(old[-1]) == 1:
-            call.fix(old.pop(), "an axis of size 1 that a reshape drops", Kind.SIZE_ONE)
+            call.fix(old.pop(), "an axis of size 1 dropped by a reshape", Kind.SIZE_ONE)
         else:
             merged, lengths = [old.pop()], [new.pop()]
             while (excess := math.prod(map(size, merged)) - math.prod(lengths)) != 0:
@@ -55,7 +55,7 @@ def _regroup(call: Call, merged: Axes, lengths: list[int]) -> Axes:
 def _as_strided(call: Call) -> list[Axes]:
     x = call.arguments["self"]
     if list(call.arguments["size"]) == [size(term) for term in call.axes(x)]:
-        return [call.axes(x)]  # other strides for the same axes
+        return [call.axes(x)]  # the same axes with other strides
     return unknown(call)
 
 
@@ -71,7 +71,7 @@ def _squeeze(call: Call) -> list[Axes]:
     x = call.axes(call.arguments["self"])
     dropped = [axis for axis in dimensions(call, len(x)) if size(x[axis]) == 1]
     for axis in dropped:
-        call.fix(x[axis], "an axis of size 1 that is squeezed", Kind.SIZE_ONE)
+        call.fix(x[axis], "an axis of size 1 dropped by squeeze", Kind.SIZE_ONE)
     return [[term for axis, term in enumerate(x) if axis not in dropped]]
 
 
@@ -97,7 +97,7 @@ def _expand(call: Call) -> list[Axes]:
         if size(x[-back]) == shape[-back]:
             result[-back] = x[-back]
         else:
-            call.fix(x[-back], "one neuron broadcast over others")
+            call.fix(x[-back], "a single neuron broadcast over others")
     return [result]
 
 
@@ -186,7 +186,7 @@ def _fft(call: Call) -> list[Axes]:
 
 
 def _pixels(spatial: int) -> Rule:
-    """Pooling, padding and resampling: the last axes change, whatever stands before them does not."""
+    """Rule for pooling, padding and resampling, which change only the last `spatial` axes."""
 
     def rule(call: Call) -> list[Axes]:
         x = call.tensors()[0]
@@ -236,7 +236,7 @@ def _constant_pad(call: Call) -> list[Axes]:
         before, after = pad[2 * pair], pad[2 * pair + 1]
         axis = len(x) - 1 - pair
         if before < 0 or after < 0:
-            call.fix(x[axis], "cut by a negative padding")
+            call.fix(x[axis], "cropped by negative padding")
             x[axis] = Atom(call.outputs[0].shape[axis])
         else:
             x[axis] = concatenation([Atom(before), x[axis], Atom(after)])

@@ -1,4 +1,4 @@
-"""Rules that users give for operations and modules that have none."""
+"""Rules registered by users, for operations and modules."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MODULES: dict[type[nn.Module], ModuleRule] = {}
 
 
 class RuleError(ValueError):
-    """A rule that a user gave does not fit the operation or module it is for."""
+    """A registered rule fails, or does not match the outputs of its operation or module."""
 
 
 def operation(name: str) -> Callable[[R], R]:
-    """Give a rule for an operation by its qualified name, such as ``"mylib::scan"``.
+    """Register a rule for an operation by its qualified name, such as ``"mylib::scan"``.
 
-    The rule gets a `Call`, relates the axes of inputs and parameters, and returns the axes of each output. A later rule
-    for the same operation takes its place.
+    The rule takes a `Call`, relates the axes of inputs and parameters, and returns the axes of each output. It replaces
+    an earlier rule for the same operation.
 
     Example:
         >>> import neurogenesis as ng
@@ -44,10 +44,10 @@ def operation(name: str) -> Callable[[R], R]:
 
 
 def module(kind: type[nn.Module]) -> Callable[[M], M]:
-    """Give a rule for a module class and its subclasses: what runs inside is then not looked at.
+    """Register a rule for a module class and its subclasses; operations inside the module are then ignored.
 
-    The rule gets a `Call` and the module. ``call.arguments`` are those of ``forward``, by name; parameters are
-    attributes of the module. A later rule for the same class takes its place.
+    The rule takes a `Call` and the module. ``call.arguments`` are the arguments of ``forward`` by name; parameters are
+    attributes of the module. It replaces an earlier rule for the same class.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -80,20 +80,22 @@ def module(kind: type[nn.Module]) -> Callable[[M], M]:
 
 
 def forget(what: str | type[nn.Module]) -> None:
-    """Remove the rule that was given for an operation or a module class."""
+    """Remove the rule registered for an operation or a module class."""
     found = _OPERATIONS.pop(what, None) if isinstance(what, str) else _MODULES.pop(what, None)
     if found is None:
-        raise KeyError(f"no rule was given for {what!r}")
+        raise KeyError(f"no rule is registered for {what!r}")
 
 
 def operation_rule(name: str) -> Rule | None:
+    """The rule registered for an operation, if any."""
     return _OPERATIONS.get(name)
 
 
 def module_rule(module: nn.Module) -> ModuleRule | None:
-    """The rule of the nearest class of a module that has one."""
+    """The rule registered for the class of a module or its nearest base class, if any."""
     return next((_MODULES[kind] for kind in type(module).__mro__ if kind in _MODULES), None)
 
 
 def is_taught(rule: Any) -> bool:
+    """Whether a rule was registered by a user."""
     return rule in _OPERATIONS.values() or rule in _MODULES.values()

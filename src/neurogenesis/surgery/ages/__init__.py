@@ -1,10 +1,10 @@
-"""Ages: a new weight is trained as if training had just begun for it.
+"""Ages: new weights are trained as if training had just started for them.
 
-Adam divides by bias corrections that depend on one count of steps per tensor. A weight that is born late starts with
-zero moments while that count is high, so nothing corrects them, and its updates are too large by
-`(1 - b1^a) / sqrt(1 - b2^a)` at age a: 3.2 at 1, 6.5 at 10, 1.3 at 1000. Growth therefore notes births in the
-optimizer's state, and hooks around its step give young entries the values that their own age calls for. All others are
-left alone. When the correction has become negligible, births and hooks go.
+Adam divides its moments by bias corrections that depend on one step count per tensor. The moments of a weight added
+late start at zero while that count is high, so they are not corrected, and updates are too large by a factor of
+`(1 - b1^a) / sqrt(1 - b2^a)` at age a: 3.2 at 1, 6.5 at 10, 1.3 at 1000. Growth therefore records births in the
+optimizer's state, and hooks around each step correct young entries according to their own age. Other entries are not
+touched. Births and hooks are removed once the correction is negligible.
 """
 
 from __future__ import annotations
@@ -17,17 +17,27 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .births import KEY, grown_up
-from .corrections import LIKE_ADAM, Group, Rule, betas_of, kept, lifetime, looks_like_adam, rule_of, steps
-from .scaling import Scaling, Young
-from .young import Layout, Shared
+from .births import KEY, born_since
+from .corrections import (
+    LIKE_ADAM,
+    AgeRule,
+    Group,
+    betas_of,
+    decay_factor,
+    lifetime,
+    looks_like_adam,
+    rule_of,
+    step_count,
+)
+from .scaling import Scaling, YoungParameter
+from .young import SharedCache, Snapshot
 
 
 def resume(optimizer: Optimizer) -> None:
-    """Go on with the ages that a loaded optimizer state has.
+    """Continue with the births in a loaded optimizer state.
 
-    A `Grower` does so by itself. Call it where model and optimizer were made at their final size by hand, or where the
-    optimizer was copied.
+    A `Grower` does this automatically. Call it if you created model and optimizer at their final size, or copied the
+    optimizer.
 
     Example:
         >>> import copy, torch, neurogenesis as ng
@@ -41,28 +51,28 @@ def resume(optimizer: Optimizer) -> None:
         >>> ng.ages.resume(again)
     """
     if any(KEY in optimizer.state.get(parameter, ()) for parameter in _parameters(optimizer)):
-        attend(optimizer)
+        add_hooks(optimizer)
 
 
 def forget(optimizer: Optimizer) -> None:
-    """Take births and hooks off an optimizer: from now on all weights count as old."""
+    """Remove births and hooks from an optimizer: all weights count as old from now on."""
     for parameter in _parameters(optimizer):
         optimizer.state.get(parameter, {}).pop(KEY, None)
-    hook = _hook(optimizer)
-    if hook is not None:
-        hook.remove()
+    hooks = _hooks_of(optimizer)
+    if hooks is not None:
+        hooks.remove()
 
 
-def release(optimizer: Optimizer) -> None:
-    """Hold no memory of parameters and state that are about to be replaced."""
-    hook = _hook(optimizer)
-    if hook is not None:
-        hook.release()
+def release_memory(optimizer: Optimizer) -> None:
+    """Release references to parameters and state that are about to be replaced."""
+    hooks = _hooks_of(optimizer)
+    if hooks is not None:
+        hooks.release_memory()
 
 
-def treated(optimizer: Optimizer, group: Group, state: dict[str, Any]) -> bool:
-    """Whether an optimizer's young entries need anything, now that it has made steps."""
-    if not steps(group, state):
+def needs_births(optimizer: Optimizer, group: Group, state: dict[str, Any]) -> bool:
+    """Whether births of new entries must be recorded: the optimizer has made steps and needs corrections."""
+    if not step_count(group, state):
         return False
     rule = rule_of(optimizer)
     if rule is None:
@@ -70,11 +80,11 @@ def treated(optimizer: Optimizer, group: Group, state: dict[str, Any]) -> bool:
     return rule.needed
 
 
-def attend(optimizer: Optimizer) -> None:
-    """Correct the steps of young entries from now on, until all are grown up."""
-    hook = _hook(optimizer)
-    if hook is not None:
-        hook.found = None
+def add_hooks(optimizer: Optimizer) -> None:
+    """Correct the updates of young entries from now on, until none are left."""
+    hooks = _hooks_of(optimizer)
+    if hooks is not None:
+        hooks.young_parameters = None
         return
     rule = rule_of(optimizer)
     if rule is None and any(
@@ -84,62 +94,63 @@ def attend(optimizer: Optimizer) -> None:
     ):
         rule = LIKE_ADAM
         warnings.warn(
-            f"{type(optimizer).__name__} looks like Adam (betas, exp_avg, exp_avg_sq, step): the updates of new "
-            "weights are scaled by the bias corrections of their own age, which is exact if it corrects as Adam does. "
-            "Pass ages=False to leave them as they are",
+            f"{type(optimizer).__name__} looks like Adam (betas, exp_avg, exp_avg_sq, step): updates of new weights "
+            "are scaled by bias corrections for their own age, which is exact if it uses the same bias corrections as "
+            "Adam. Pass ages=False to disable this",
             stacklevel=3,
         )
     if rule is not None and rule.needed:
-        _Ages(optimizer, rule)
+        _AgeHooks(optimizer, rule)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _hook(optimizer: Optimizer) -> _Ages | None:
+def _hooks_of(optimizer: Optimizer) -> _AgeHooks | None:
+    """The hooks on an optimizer, if there are any."""
     for hook in optimizer._optimizer_step_post_hooks.values():
         owner = getattr(hook, "__self__", None)
-        if isinstance(owner, _Ages):
+        if isinstance(owner, _AgeHooks):
             return owner
     return None
 
 
-class _Ages:
+class _AgeHooks:
     """The hooks on one optimizer."""
 
-    def __init__(self, optimizer: Optimizer, rule: Rule):
+    def __init__(self, optimizer: Optimizer, rule: AgeRule):
         self.rule = rule
-        self.layouts: dict[Tensor, Layout] = {}
+        self.snapshots: dict[Tensor, Snapshot] = {}
         self.scalings: dict[int, Scaling] = {}  # by group
-        self.found: list[list[Young]] | None = None  # by group; None: to be looked for
-        self.shared = Shared()
+        self.young_parameters: list[list[YoungParameter]] | None = None  # by group; None: unknown
+        self.shared = SharedCache()
         self.handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
-            optimizer.register_load_state_dict_post_hook(self._loaded),
+            optimizer.register_load_state_dict_post_hook(self._on_load),
         ]
 
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
 
-    def release(self) -> None:
-        self.found = None
-        for layout in self.layouts.values():
-            layout.release()
+    def release_memory(self) -> None:
+        self.young_parameters = None
+        for snapshot in self.snapshots.values():
+            snapshot.release_memory()
         for scaling in self.scalings.values():
-            scaling.release()
+            scaling.release_memory()
 
-    def _young(self, optimizer: Optimizer) -> list[list[Young]]:
-        """By group, the parameters that have young entries: the same until growth, loading or growing up."""
-        if self.found is None or len(self.found) != len(optimizer.param_groups):
+    def _young(self, optimizer: Optimizer) -> list[list[YoungParameter]]:
+        """Parameters with young entries by group, cached until the model grows, a state is loaded or births end."""
+        if self.young_parameters is None or len(self.young_parameters) != len(optimizer.param_groups):
             states = optimizer.state
-            self.found = [
+            self.young_parameters = [
                 [(parameter, states[parameter]) for parameter in group["params"] if KEY in states.get(parameter, ())]
                 for group in optimizer.param_groups
             ]
-        return self.found
+        return self.young_parameters
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -147,19 +158,19 @@ class _Ages:
             self._copy(number, young)
         if self.rule.prepare is None:
             return None
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # the first is the optimizer
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
         if closure is None:
             self._prepare(optimizer)
             return None
 
-        def prepared() -> Any:  # the gradients of this step come from the closure
+        def prepared() -> Any:  # the closure computes the gradients of this step
             loss = closure()
             self._prepare(optimizer)
             return loss
 
         return args[:1], {**kwargs, "closure": prepared}
 
-    def _copy(self, number: int, young: list[Young]) -> None:
+    def _copy(self, number: int, young: list[YoungParameter]) -> None:
         if not young:
             self.scalings.pop(number, None)
         elif self.rule.scaled:
@@ -170,10 +181,10 @@ class _Ages:
         elif self.rule.correct is not None:
             with torch.no_grad():
                 for parameter, state in young:
-                    layout = self.layouts.get(parameter)
-                    if layout is None or not layout.fits(parameter, state[KEY]["axes"]):
-                        layout = self.layouts[parameter] = Layout(parameter, state[KEY]["axes"], self.shared)
-                    layout.copy()
+                    snapshot = self.snapshots.get(parameter)
+                    if snapshot is None or not snapshot.fits(parameter, state[KEY]["axes"]):
+                        snapshot = self.snapshots[parameter] = Snapshot(parameter, state[KEY]["axes"], self.shared)
+                    snapshot.copy()
 
     @torch.no_grad()
     def _prepare(self, optimizer: Optimizer) -> None:
@@ -185,59 +196,59 @@ class _Ages:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
         for number, (group, present) in enumerate(zip(optimizer.param_groups, self._young(optimizer), strict=True)):
-            moved: dict[int, list[Young]] = {}
+            moved: dict[int, list[YoungParameter]] = {}
             for each in present:
-                record, step = each[1][KEY], steps(group, each[1])
+                record, step = each[1][KEY], step_count(group, each[1])
                 assert step is not None
-                # The count of a parameter without a gradient, or of a step that a scaler has skipped, does not move.
+                # The count does not change without a gradient, or if a gradient scaler skipped the step.
                 if step != record["seen"]:
                     record["seen"] = step
                     moved.setdefault(step, []).append(each)
             for step, young in moved.items():
                 self._correct(number, group, step, young)
-                self._grow_up(group, step, young)
+                self._drop_old_births(group, step, young)
         if not any(self._young(optimizer)):
-            self._take_off(optimizer)
+            self._remove_all(optimizer)
 
-    def _correct(self, number: int, group: Group, step: int, young: list[Young]) -> None:
-        """Those that have no copy were born during this step, in a closure."""
+    def _correct(self, number: int, group: Group, step: int, young: list[YoungParameter]) -> None:
+        """Correct a step of parameters; those without a copy were added during the step, in a closure."""
         scaling = self.scalings.get(number)
         if scaling is not None:
-            scaling.correct(young, step, betas_of(group), kept(group))
+            scaling.correct(young, step, betas_of(group), decay_factor(group))
         elif self.rule.correct is not None:
             with torch.no_grad():
                 for parameter, state in young:
-                    layout = self.layouts.get(parameter)
-                    if layout is not None and layout.copied and layout.fits(parameter, state[KEY]["axes"]):
-                        layout.correct(self.rule.correct, group, state, step)
+                    snapshot = self.snapshots.get(parameter)
+                    if snapshot is not None and snapshot.copied and snapshot.fits(parameter, state[KEY]["axes"]):
+                        snapshot.correct(self.rule.correct, group, state, step)
 
-    def _grow_up(self, group: Group, step: int, young: list[Young]) -> None:
-        """Drop births long past; not at every step, as that takes time, and at steps that do not depend on when."""
+    def _drop_old_births(self, group: Group, step: int, young: list[YoungParameter]) -> None:
+        """Drop old births; only at some steps, to save time, and at the same ones in a resumed run."""
         last = lifetime(self.rule, group)
         if step % max(1, last // 64) == 0:
             for _, state in young:
                 axes = state[KEY]["axes"]
-                left = [grown_up(runs, step - last + 1) for runs in axes]
+                left = [born_since(runs, step - last + 1) for runs in axes]
                 if not any(left):
                     del state[KEY]
-                    self.found = None
+                    self.young_parameters = None
                 elif left != axes:
                     state[KEY] = {"seen": step, "axes": left}
 
-    def _loaded(self, optimizer: Optimizer) -> None:
-        self.found = None
-        self.layouts.clear()
+    def _on_load(self, optimizer: Optimizer) -> None:
+        self.young_parameters = None
+        self.snapshots.clear()
         self.scalings.clear()
 
-    def _take_off(self, optimizer: Optimizer) -> None:
-        """Remove the hooks from within one of them."""
-        _remove_in_turn(optimizer, self.handles, optimizer._optimizer_step_post_hooks)
+    def _remove_all(self, optimizer: Optimizer) -> None:
+        """Remove the hooks while one of them is running."""
+        _remove_while_running(optimizer, self.handles, optimizer._optimizer_step_post_hooks)
 
 
-def _remove_in_turn(optimizer: Optimizer, handles: Sequence[Any], running: Any) -> None:
-    """Remove hooks while torch goes through some of them: from these only the last can be removed at once.
+def _remove_while_running(optimizer: Optimizer, handles: Sequence[Any], running: Any) -> None:
+    """Remove hooks while torch iterates over `running`, from which only the last hook can be removed safely.
 
-    The others are removed by a hook before the next step, or after it, which then removes itself.
+    The others are removed by a temporary hook before or after the next step.
     """
     left = []
     for handle in handles:
@@ -250,7 +261,7 @@ def _remove_in_turn(optimizer: Optimizer, handles: Sequence[Any], running: Any) 
         other = optimizer._optimizer_step_pre_hooks if pre else optimizer._optimizer_step_post_hooks
         register = optimizer.register_step_pre_hook if pre else optimizer.register_step_post_hook
 
-        def again(*_: Any) -> None:
-            _remove_in_turn(optimizer, left, other)
+        def remove_left(*_: Any) -> None:
+            _remove_while_running(optimizer, left, other)
 
-        left.append(register(again))
+        left.append(register(remove_left))

@@ -1,8 +1,8 @@
-"""When the entries of a parameter were born: runs of positions by axis, kept with the optimizer's state of it.
+"""Births: the step at which the entries of a parameter were added, stored with its optimizer state.
 
-``optimizer.state[parameter]["births"]`` holds plain numbers, so that they go through `state_dict` and back:
-``axes`` has a list of runs ``[start, stop, step]`` for each axis, ``seen`` is the last step that was looked at. An
-entry is as young as the youngest of its positions; one without a birth is as old as the tensor.
+``optimizer.state[parameter]["births"]`` holds plain numbers, which survive a round trip through `state_dict`:
+``axes`` has a list of runs ``[start, stop, step]`` of positions for each axis, ``seen`` is the last step that was
+processed. The age of an entry is that of its youngest position; without a birth it is as old as the tensor.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Run = list[int]
 
 @dataclass(frozen=True)
 class BirthEdit:
-    """The births of one parameter, as they become when it is resized; `born` is the present step, if noted."""
+    """Updates the births of one resized parameter; `born` is the current step, or None to record no new births."""
 
     state: dict[str, Any]
     edits: Sequence[Edit]
     axes: int
     born: int | None
 
-    def make(self) -> None:
+    def apply(self) -> None:
         record = self.state.get(KEY)
         runs = [list(each) for each in record["axes"]] if record else [[] for _ in range(self.axes)]
         for edit in self.edits:
@@ -38,22 +38,22 @@ class BirthEdit:
         else:
             self.state.pop(KEY, None)
 
-    def undoing(self) -> Callable[[], None]:
-        """What takes the edit back."""
+    def reverter(self) -> Callable[[], None]:
+        """Return a function that reverts the edit."""
         before = self.state.get(KEY)
 
-        def undo() -> None:
+        def revert() -> None:
             self.state.pop(KEY, None)
             if before is not None:
                 self.state[KEY] = before
 
-        return undo
+        return revert
 
 
 def edited_runs(runs: Sequence[Run], edit: Edit, born: int | None) -> list[Run]:
-    """The runs of an axis after an edit; new positions are born at that step, or not noted."""
+    """Runs of an axis after an edit; new positions get the birth `born`, or none."""
     if edit.at_end:
-        return _joined([*runs, *([] if born is None else [[edit.length, edit.length + edit.change, born]])])
+        return _merge_runs([*runs, *([] if born is None else [[edit.length, edit.length + edit.change, born]])])
     births: list[int | None] = [None] * edit.length
     for start, stop, step in runs:
         births[start:stop] = [step] * (stop - start)
@@ -63,15 +63,16 @@ def edited_runs(runs: Sequence[Run], edit: Edit, born: int | None) -> list[Run]:
     else:
         present = iter(births)
         after = [born if position in chosen else next(present) for position in range(edit.length + edit.change)]
-    return _joined([[position, position + 1, step] for position, step in enumerate(after) if step is not None])
+    return _merge_runs([[position, position + 1, step] for position, step in enumerate(after) if step is not None])
 
 
-def grown_up(runs: Sequence[Run], before: int) -> list[Run]:
-    """The runs without those born before a step."""
-    return [run for run in runs if run[2] >= before]
+def born_since(runs: Sequence[Run], step: int) -> list[Run]:
+    """The runs born at a step or later."""
+    return [run for run in runs if run[2] >= step]
 
 
-def _joined(runs: Sequence[Run]) -> list[Run]:
+def _merge_runs(runs: Sequence[Run]) -> list[Run]:
+    """Merge adjacent runs of the same birth."""
     result: list[Run] = []
     for start, stop, step in runs:
         if result and result[-1][1] == start and result[-1][2] == step:
@@ -82,31 +83,31 @@ def _joined(runs: Sequence[Run]) -> list[Run]:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Consecutive positions of an axis: all old (no births), or those from the first young one to the last."""
+class Span:
+    """Consecutive positions of an axis: all old (births is None), or from the first young position to the last."""
 
     start: int
     stop: int
     births: tuple[int, ...] | None  # 0: as old as the tensor
 
 
-Box = tuple[Stretch, ...]  # a rectangular part of a tensor, by axis
+Box = tuple[Span, ...]  # a rectangular region of a tensor, one span per axis
 
 
 def boxes(shape: Sequence[int], axes: Sequence[Sequence[Run]]) -> Iterator[Box]:
-    """Disjoint parts of a tensor that hold all of its young entries, and no others if new positions lie together."""
-    split = [_stretches(runs, length) for runs, length in zip(axes, shape, strict=True)]
+    """Disjoint boxes that cover all young entries of a tensor, and no others if new positions are contiguous."""
+    split = [_spans(runs, length) for runs, length in zip(axes, shape, strict=True)]
     for chosen in product(*split):
-        if any(stretch.births is not None for stretch in chosen):
+        if any(span.births is not None for span in chosen):
             yield chosen
 
 
-def _stretches(runs: Sequence[Run], length: int) -> list[Stretch]:
+def _spans(runs: Sequence[Run], length: int) -> list[Span]:
     if not runs:
-        return [Stretch(0, length, None)]
+        return [Span(0, length, None)]
     first, last = min(run[0] for run in runs), max(run[1] for run in runs)
     births = [0] * (last - first)
     for start, stop, step in runs:
         births[start - first : stop - first] = [step] * (stop - start)
-    result = [Stretch(0, first, None), Stretch(first, last, tuple(births)), Stretch(last, length, None)]
+    result = [Span(0, first, None), Span(first, last, tuple(births)), Span(last, length, None)]
     return [each for each in result if each.start < each.stop]

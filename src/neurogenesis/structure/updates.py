@@ -1,4 +1,4 @@
-"""Let everything that describes a model follow its growth: there may be several descriptions, with other ties."""
+"""Keep every `Structure` of a model up to date when a width is resized; their ties may differ."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _LIVE: WeakKeyDictionary[nn.Module, WeakSet[Structure]] = WeakKeyDictionary()
 
 
 def register(structure: Structure, model: nn.Module) -> None:
-    """From now on the structure follows what happens to the model."""
+    """Update the structure from now on whenever the model is resized."""
     _LIVE.setdefault(model, WeakSet()).add(structure)
 
 
 def belongs(structure: Structure, model: nn.Module) -> bool:
-    """Whether a structure describes this model, rather than a copy of it."""
+    """Whether a structure describes this model, and not a copy of it."""
     return structure in _LIVE.get(unwrapped(model), ())
 
 
-class Following:
-    """An operation: all structures of a model follow the edits by which one width becomes `change` neurons larger.
+class StructureUpdate:
+    """Operation that updates all structures of a model after one width was resized by `change` neurons.
 
-    Those with other ties may not be able to describe the model any more: they say so when they are used again.
+    Structures with other ties may not be able to describe the new model: they are marked as outdated.
     """
 
     def __init__(self, model: nn.Module, width: str, edits: Sequence[Edit], change: int):
@@ -36,40 +36,40 @@ class Following:
         self.resized: list[Atom] = []
         self.outdated: list[Structure] = []
 
-    def do(self) -> None:
+    def apply(self) -> None:
         live = [each for each in _LIVE.get(self.model, ()) if each.outdated is None and _fits(each, self.edits)]
         resized = [(each, _resized(each, self.edits, self.change)) for each in live]
-        made_by = next(((each, atom) for each, atom in resized if atom is not None), None)
-        # All are asked before one is changed: sizes are part of the answers.
-        parts = [None if made_by is None else _parts(each, *made_by) for each in live]
+        reference = next(((each, atom) for each, atom in resized if atom is not None), None)
+        # Compute all parts before resizing any atom: they depend on the current sizes.
+        parts = [None if reference is None else _parts(each, *reference) for each in live]
         self.resized = [atom for own in parts for atom in own or ()]
         self.outdated = [each for each, own in zip(live, parts, strict=True) if own is None]
         for atom in self.resized:
             atom.size += self.change
         for each in self.outdated:
             each.outdated = (
-                f"{self.width} was resized without what it is tied to here, or with what it is not tied to: call "
-                "widths(model, example) again, or make a new Grower"
+                f"{self.width} was resized under other ties than those of this Widths or Grower: call "
+                "widths(model, example) again, or create a new Grower"
             )
 
-    def undo(self) -> None:
+    def revert(self) -> None:
         for atom in self.resized:
             atom.size -= self.change
         for each in self.outdated:
             each.outdated = None
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         pass
 
 
 def _fits(structure: Structure, edits: Sequence[Edit]) -> bool:
-    """Whether a structure has the tensors as they were; if not, somebody has changed the model by hand."""
+    """Whether a structure has the sizes that the edits expect; if not, the model was changed by hand."""
     axes = structure.axes
     return all(edit.tensor in axes and size(axes[edit.tensor][edit.axis]) == edit.length for edit in edits)
 
 
 def _resized(structure: Structure, edits: Sequence[Edit], change: int) -> Atom | None:
-    """The atom that the edits resize, all of it and nothing else."""
+    """The atom that the edits resize completely and exclusively, if there is one."""
     places = {(edit.tensor, edit.axis): edit for edit in edits}
     for atom in leaves(structure.axes[edits[0].tensor][edits[0].axis]):
         if set(structure.places[atom]) == set(places) and _is_resized(structure, atom, places, change):
@@ -95,7 +95,7 @@ def _is_resized(structure: Structure, atom: Atom, places: Mapping[tuple[str, int
 
 
 def _parts(structure: Structure, of: Structure, atom: Atom) -> list[Atom] | None:
-    """The atoms that, all together, are an atom of another structure of the same model; None if none are."""
+    """The atoms that together make up an atom of another structure of the same model; None if there are none."""
     owned = {(name, axis): owners(of.axes[name][axis], atom) for name, axis in of.places[atom]}
     candidates = dict.fromkeys(leaf for name, axis in owned for leaf in leaves(structure.axes[name][axis]))
     parts, left = [], {place: owner.clone() for place, owner in owned.items()}
@@ -110,5 +110,5 @@ def _parts(structure: Structure, of: Structure, atom: Atom) -> list[Atom] | None
 
 
 def _agree(owner: Tensor, other: Tensor) -> bool:
-    """Whether all positions that have an owner have the same one in another layout of the axis."""
+    """Whether all positions that have an owner have the same owner in `other`."""
     return len(owner) == len(other) and bool((owner == other)[owner >= 0].all())
