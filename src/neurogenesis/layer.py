@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from . import metrics
 from .candidates.bridge import Bridge
-from .candidates.grown import stack
-from .candidates.trying import Candidates, Trying
+from .candidates.grown import stack_values
+from .candidates.trials import Candidates, Trials
 from .passes.buffers import Activations, Buffer, Untrained
+from .passes.record import NotFinite, PassRecord, check_finite
 from .passes.replay import Call
 from .passes.routes import Route
-from .passes.seen import NotFinite, Seen, check_finite
 from .structure.axes import Axis
 from .structure.fills import FanIn
 from .structure.weight_norm import lengths_of, weight_of
@@ -28,7 +28,7 @@ LossWith = Callable[[Mapping[tuple[str, int], Tensor]], float]
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepContext:
     """What of a layer changes from look to look.
 
     Args:
@@ -80,8 +80,8 @@ class Layer:
         self.initial = width.size
         self.maximum: int | None = None
         self.memory: dict[str, float] = {}
-        self.now = Moment()
-        self.seen = None if route is None else Seen(model, width, route)
+        self.now = StepContext()
+        self.record = None if route is None else PassRecord(model, width, route)
         self._buffer = None if route is None else buffer
 
     def __repr__(self) -> str:
@@ -221,25 +221,25 @@ class Layer:
     @property
     def has_gradients(self) -> bool:
         """Whether a backward pass has reached it since the last step."""
-        return self.seen is not None and bool(self.seen.pairs)
+        return self.record is not None and bool(self.record.pairs)
 
     @property
     def gradient_norms(self) -> Mapping[str, Tensor]:
         """The norms of the gradients of its fan-in and fan-out, per neuron."""
-        return {} if self.seen is None else self.seen.gradient_norms
+        return {} if self.record is None else self.record.gradient_norms
 
     def auxiliary_gradient(self) -> Tensor:
         """The gradient of the bridging layer over the passes since the last step."""
-        assert self.bridge is not None and self.seen is not None
-        total = sum(self.bridge.gradient(pair.H_prev, pair.D) for pair in self.seen.pairs)
+        assert self.bridge is not None and self.record is not None
+        total = sum(self.bridge.gradient(pair.H_prev, pair.D) for pair in self.record.pairs)
         assert isinstance(total, Tensor)
         check_finite([total], f"gradients of {self.name}")
         return total
 
     def auxiliary_bound(self) -> float:
         """An upper bound of the auxiliary gradient's norm, at the cost of norms."""
-        assert self.bridge is not None and self.seen is not None
-        return sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.seen.pairs)
+        assert self.bridge is not None and self.record is not None
+        return sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.record.pairs)
 
     # --- trials of new neurons ---------------------------------------------------------------------------
 
@@ -249,24 +249,24 @@ class Layer:
 
     def trial(self, fan_in: Tensor, gradients: bool = False) -> tuple[Activations, Activations]:
         """The activations of the present neurons and of candidates on the model's latest inputs."""
-        return self._trying.activations(fan_in, self.now.seed, gradients)
+        return self._trials.activations(fan_in, self.now.seed, gradients)
 
     def inputs_and_outputs(self) -> tuple[Tensor, Tensor]:
         """The producer's inputs H_prev and outputs Z on the model's latest inputs, features x samples."""
-        return self._trying.inputs_and_outputs(self.now.seed)
+        return self._trials.inputs_and_outputs(self.now.seed)
 
     def trial_gradients(
         self, fan_in: Tensor, fan_out: Tensor, bias: Tensor | None = None, sources: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The gradients that candidates' fan-in and fan-out would get; see `candidates.trying`."""
-        pairs = () if self.seen is None else self.seen.pairs
-        return self._trying.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
+        """The gradients that candidates' fan-in and fan-out would get; see `candidates.trials`."""
+        pairs = () if self.record is None else self.record.pairs
+        return self._trials.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
 
     @property
-    def _trying(self) -> Trying:
+    def _trials(self) -> Trials:
         if self.route is None:
             raise ValueError(f"{self.name}: its layers cannot be watched")
-        return Trying(self.model, self.width, self.route, self._buffer)
+        return Trials(self.model, self.width, self.route, self._buffer)
 
     # --- weights for growth ------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Layer:
     def values(self, axis: Axis, new: Tensor) -> Tensor:
         """Values of new neurons, count x per neuron x the rest, as `grow` takes them for a parameter."""
         rest = self.tensor(axis).movedim(axis.axis, 0).shape[1:]
-        return stack(self.width, axis, new.reshape(len(new), axis.per_neuron, *rest))[1]
+        return stack_values(self.width, axis, new.reshape(len(new), axis.per_neuron, *rest))[1]
 
     @cached_property
     def biases(self) -> list[Axis]:

@@ -22,10 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from . import initializations as how
-from . import triggers as when
+from . import initializations, triggers
 from .initializations import INITIALIZATIONS, Initialization, as_initialization
-from .initializations.base import Function
+from .initializations.base import InitializationFunction
 from .layer import Layer, Need
 from .triggers import Decision, Trigger, as_trigger
 
@@ -48,10 +47,10 @@ class Strategy:
     def __init__(
         self,
         trigger: Trigger | Callable[[Layer], Decision | int],
-        initialization: str | Initialization | Function = "random",
+        initialization: str | Initialization | InitializationFunction = "random",
     ):
         if isinstance(initialization, str):
-            initialization = _named(initialization, INITIALIZATIONS, "initialization")()
+            initialization = _look_up(initialization, INITIALIZATIONS, "initialization")()
         elif not callable(initialization):
             raise TypeError(f"an initialization is a function or one of {', '.join(INITIALIZATIONS)}")
         object.__setattr__(self, "trigger", as_trigger(trigger))
@@ -69,19 +68,19 @@ class Strategy:
 
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
-    "north-select": lambda: Strategy(when.Activation(), how.Select()),
-    "north-pre": lambda: Strategy(when.Activation(), how.Pre()),
-    "north-random": lambda: Strategy(when.Activation(), how.Random()),
-    "north-weight": lambda: Strategy(when.Weight(), how.Weight()),
-    "north-integrated": lambda: Strategy(when.Integrated(), how.Random()),
-    "gradmax": lambda: Strategy(when.Gradient(), how.GradMax()),
-    "firefly": lambda: Strategy(when.Gradient(), how.Firefly()),
-    "nest": lambda: Strategy(when.Gradient(), how.NeST()),
-    "static": lambda: Strategy(when.Static(), how.Random()),
+    "north-select": lambda: Strategy(triggers.Activation(), initializations.Select()),
+    "north-pre": lambda: Strategy(triggers.Activation(), initializations.Pre()),
+    "north-random": lambda: Strategy(triggers.Activation(), initializations.Random()),
+    "north-weight": lambda: Strategy(triggers.Weight(), initializations.Weight()),
+    "north-integrated": lambda: Strategy(triggers.Integrated(), initializations.Random()),
+    "gradmax": lambda: Strategy(triggers.Gradient(), initializations.GradMax()),
+    "firefly": lambda: Strategy(triggers.Gradient(), initializations.Firefly()),
+    "nest": lambda: Strategy(triggers.Gradient(), initializations.NeST()),
+    "static": lambda: Strategy(triggers.Static(), initializations.Random()),
 }
 
 
-_OURS = frozenset(STRATEGIES)
+_BUILT_IN = frozenset(STRATEGIES)
 
 
 def strategy(given: str | Strategy) -> Strategy:
@@ -90,7 +89,7 @@ def strategy(given: str | Strategy) -> Strategy:
         return given
     if not isinstance(given, str):
         raise TypeError(f"strategy: expected a name or a Strategy, not {given!r}")
-    return _named(given, STRATEGIES, "strategy")()
+    return _look_up(given, STRATEGIES, "strategy")()
 
 
 def register(name: str, make: Callable[[], Strategy]) -> Callable[[], Strategy]:
@@ -100,13 +99,13 @@ def register(name: str, make: Callable[[], Strategy]) -> Callable[[], Strategy]:
         >>> from neurogenesis import Strategy, strategies, triggers
         >>> _ = strategies.register("linear-1000", lambda: Strategy(triggers.Linear(steps=1000)))
     """
-    if name in _OURS:
+    if name in _BUILT_IN:
         raise ValueError(f"there is a strategy called {name!r} already: choose another name")
     STRATEGIES[name] = make
     return make
 
 
-def _named(name: str, known: dict[str, T], what: str) -> T:
+def _look_up(name: str, known: dict[str, T], what: str) -> T:
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)

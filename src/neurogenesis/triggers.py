@@ -19,7 +19,7 @@ from . import metrics
 from .layer import Layer, Need
 from .metrics import Metric
 from .passes.buffers import Activations, Untrained
-from .passes.seen import NotFinite
+from .passes.record import NotFinite
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Trigger:
         raise NotImplementedError
 
 
-class _Function(Trigger):
+class _FunctionTrigger(Trigger):
     """A plain function, which may look at anything and needs nothing."""
 
     def __init__(self, function: Callable[[Layer], Decision | int]):
@@ -88,7 +88,7 @@ def as_trigger(given: Trigger | Callable[[Layer], Decision | int]) -> Trigger:
         return given
     if not callable(given):
         raise TypeError(f"a trigger is a function of a layer, such as triggers.Activation(): not {given!r}")
-    return _Function(given)
+    return _FunctionTrigger(given)
 
 
 GAMMA = 0.97
@@ -160,13 +160,15 @@ class Activation(Trigger):
             phi = present / size
         if "baseline" not in layer.memory:
             first = layer.untrained()
-            layer.memory["baseline"] = phi if first is None else self._untrained(layer, *first)
+            layer.memory["baseline"] = phi if first is None else self._untrained_metric(layer, *first)
         baseline = layer.memory["baseline"]
         if self.baseline == "running maximum" or (self.baseline is None and layer.convolutional):
             layer.memory["baseline"] = max(baseline, phi)
-        return _from_threshold(present, phi, self._gamma(layer) * baseline, size)
+        return _decide_by_threshold(present, phi, self._gamma(layer) * baseline, size)
 
-    def _untrained(self, layer: Layer, seen: Activations, model: Untrained, scale: torch.Tensor | None = None) -> float:
+    def _untrained_metric(
+        self, layer: Layer, seen: Activations, model: Untrained, scale: torch.Tensor | None = None
+    ) -> float:
         """The metric of the untrained network on the same samples."""
         if self.metric == "orthogonality":
             return seen.orthogonality(scale, by_sample=layer.convolutional)
@@ -178,7 +180,7 @@ class Activation(Trigger):
         return GAMMA_CONVOLUTIONAL if layer.convolutional else GAMMA
 
 
-def _from_threshold(present: int, phi: float, threshold: float, size: int) -> Decision:
+def _decide_by_threshold(present: int, phi: float, threshold: float, size: int) -> Decision:
     return Decision(max(0, present - _floor(threshold * size)), phi, threshold)
 
 
@@ -200,13 +202,15 @@ class Integrated(Activation):
         layer.memory.setdefault("fan-out", float(layer.fan_out_norms().mean()))
 
     def __call__(self, layer: Layer) -> Decision:
-        return self._decide(layer, self._used(layer, layer.fan_out_norms()))
+        return self._decide(layer, self._usage(layer, layer.fan_out_norms()))
 
-    def _untrained(self, layer: Layer, seen: Activations, model: Untrained, scale: torch.Tensor | None = None) -> float:
-        return super()._untrained(layer, seen, model, self._used(layer, model.fan_out_norms[layer.name]))
+    def _untrained_metric(
+        self, layer: Layer, seen: Activations, model: Untrained, scale: torch.Tensor | None = None
+    ) -> float:
+        return super()._untrained_metric(layer, seen, model, self._usage(layer, model.fan_out_norms[layer.name]))
 
     @staticmethod
-    def _used(layer: Layer, norms: torch.Tensor) -> torch.Tensor | None:
+    def _usage(layer: Layer, norms: torch.Tensor) -> torch.Tensor | None:
         unit = layer.memory["fan-out"]
         return (norms / unit).clamp_max(1) if unit > 0 else None
 
@@ -234,7 +238,7 @@ class Weight(Trigger):
         if room <= 0:
             return Decision(0)
         rank = layer.weight_rank(self.eps)
-        decision = _from_threshold(rank, rank / size, self.gamma * layer.memory["baseline"], size)
+        decision = _decide_by_threshold(rank, rank / size, self.gamma * layer.memory["baseline"], size)
         return Decision(min(decision.count, room), decision.metric, decision.threshold)
 
 
@@ -299,7 +303,7 @@ class Linear(Trigger):
     part: float = 0.75
 
     def __call__(self, layer: Layer) -> Decision:
-        return _towards(layer, self.final, min(1.0, layer.step / (self.part * self.steps)))
+        return _toward(layer, self.final, min(1.0, layer.step / (self.part * self.steps)))
 
 
 @dataclass(frozen=True)
@@ -320,10 +324,10 @@ class Batched(Trigger):
 
     def __call__(self, layer: Layer) -> Decision:
         done = _floor(self.batches * layer.step / (self.part * self.steps))
-        return _towards(layer, self.final, min(1.0, done / self.batches))
+        return _toward(layer, self.final, min(1.0, done / self.batches))
 
 
-def _towards(layer: Layer, final: Final, progress: float) -> Decision:
+def _toward(layer: Layer, final: Final, progress: float) -> Decision:
     if isinstance(final, Mapping):
         final = final.get(layer.name, layer.maximum)
     target = layer.maximum if final is None else resolved_size(final, layer.initial)

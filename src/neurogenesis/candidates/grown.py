@@ -48,7 +48,7 @@ def grown_tensors(
             if axis.tensor == lengths:
                 given = torch.linalg.vector_norm(fan_in.reshape(count, axis.per_neuron, -1), dim=2)
             given = old.new_zeros(1).expand(shape) if given is None else given.reshape(shape)
-            positions, values = stack(width, axis, given)
+            positions, values = stack_values(width, axis, given)
         elif axis.module in route.later:
             continue
         else:
@@ -61,7 +61,7 @@ def grown_tensors(
                 rows = old.detach().movedim(axis.axis, 0)[width.positions(axis)[sources.clamp_min(0)]]
                 usual = values.movedim(axis.axis, 0).unflatten(0, rows.shape[:2])  # type: ignore[no-untyped-call]
                 copied = (sources >= 0).reshape(-1, *[1] * (rows.ndim - 1)).to(rows.device)
-                positions, values = stack(width, axis, torch.where(copied, rows, usual))
+                positions, values = stack_values(width, axis, torch.where(copied, rows, usual))
         edits.append(Edit(axis.tensor, axis.axis, old.shape[axis.axis], positions, values, axis.role))
     grown = {name: edited(tensors[name].detach(), own) for name, own in grouped(edits).items()}
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -69,7 +69,7 @@ def grown_tensors(
     return grown, [(modules[path], name, new) for path, name, _, new in attributes]
 
 
-def stack(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tensor]:
+def stack_values(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tensor]:
     """Values of new neurons, count x per neuron x the rest, in the order of their positions on an axis."""
     positions = width.new_positions(axis, len(values)).flatten()
     order = positions.argsort()

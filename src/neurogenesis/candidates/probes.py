@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..passes.replay import Call, Watch, replay
-from ..passes.routes import Route, pick
+from ..passes.routes import Route, select_neurons
 from ..structure.axes import Axis
 from ..structure.edits import Edit, edited
 from ..structure.widths import Width
@@ -26,12 +26,12 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bri
     modules = dict(model.named_modules(remove_duplicate=False))
     producer, consumer = modules[route.producer.module], modules[route.consumer.module]
     for axis, module in ((route.producer, producer), (route.consumer, consumer)):
-        problem = _unlike_a_layer(axis, module)
+        problem = _why_unsupported(axis, module)
         if problem:
             return problem
     if route.producer.per_neuron > 1:
         return f"each neuron is several rows of {route.producer.module}"
-    probe = probed(model, width, route, call)
+    probe = run_probe(model, width, route, call)
     if isinstance(probe, str):
         return probe
     if not isinstance(producer, _ConvNd):
@@ -53,7 +53,7 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bri
     return Bridge(kernels, pooling, consumed)
 
 
-def _unlike_a_layer(axis: Axis, module: nn.Module) -> str | None:
+def _why_unsupported(axis: Axis, module: nn.Module) -> str | None:
     weight: Any = module.weight
     if is_parametrized(module, "weight"):
         return f"{axis.module} is under weight norm, and gradients of its weight are not those of its parameters"
@@ -103,7 +103,7 @@ class Probe:
 
     def grid(self) -> tuple[int, ...] | None:
         """The shape of the positions that arrive, if they are an image, flattened."""
-        if self.after.shape[2] > _POSITIONS:
+        if self.after.shape[2] > _MAX_POSITIONS:
             return None
         supports = [self._support(number) for number in range(self.after.shape[2])]
         if any(support is None for support in supports):
@@ -158,7 +158,7 @@ class Probe:
         return torch.zeros_like(self.before[:, neuron]) if gradient is None else gradient[:, neuron]
 
 
-_POSITIONS = 1024  # of a flattened image: each takes a backward pass, so that larger ones are not followed
+_MAX_POSITIONS = 1024  # of a flattened image: each takes a backward pass, so that larger ones are not followed
 
 
 def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:
@@ -168,14 +168,14 @@ def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:
     return number
 
 
-def probed(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | str:
+def run_probe(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | str:
     """Send two new neurons, constant 0 and constant 1, from the producer to the consumer; or say why not."""
     modules = dict(model.named_modules(remove_duplicate=False))
     producer, consumer = modules[route.producer.module], modules[route.consumer.module]
     seen: dict[str, Tensor] = {}
     channel = 1 if isinstance(producer, _ConvNd) else -1
 
-    def put_in(z: Tensor) -> Tensor:
+    def insert(z: Tensor) -> Tensor:
         z = z.detach().movedim(channel, 1)
         new = torch.tensor([0.0, 1.0]).to(z).reshape(2, *[1] * (z.ndim - 2)).expand(len(z), 2, *z.shape[2:])
         seen["before"] = new.clone().requires_grad_()
@@ -185,12 +185,12 @@ def probed(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | 
         edit = Edit("", 1, z.shape[1], positions.flatten()[order], values[:, order], "producer")
         return edited(z, [edit]).movedim(1, channel)
 
-    def take_out(h: Tensor) -> None:
+    def extract(h: Tensor) -> None:
         seen["whole"] = h
-        seen["after"] = pick(h, consumer, width.new_positions(route.consumer, 2))
+        seen["after"] = select_neurons(h, consumer, width.new_positions(route.consumer, 2))
 
     # The producer keeps its size: what it lacks is put into its output.
-    watches = [Watch(producer, "output", put_in), Watch(consumer, "input", take_out)]
+    watches = [Watch(producer, "output", insert), Watch(consumer, "input", extract)]
     try:
         with torch.enable_grad():
             tensors, attributes = grown_tensors(model, width, route, 2, alone=True)

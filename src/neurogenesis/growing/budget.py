@@ -11,7 +11,9 @@ from ..structure.edits import edited
 from ..surgery.plan import Plan
 
 
-def affordable(model: nn.Module, limit: int | None, layer: Layer, count: int, also: Sequence[tuple[Layer, int]]) -> int:
+def affordable_count(
+    model: nn.Module, limit: int | None, layer: Layer, count: int, also: Sequence[tuple[Layer, int]]
+) -> int:
     """How many of so many neurons the limit of parameters allows, when other layers grow as well."""
     if limit is None:
         return count
@@ -22,7 +24,7 @@ def affordable(model: nn.Module, limit: int | None, layer: Layer, count: int, al
     return count
 
 
-def fitted(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:
+def pad_for_growth(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:
     """Values made before other widths grew, with zeros where these have new neurons; axis -1 if for all of it."""
     name, axis = key
     for plan in done:

@@ -21,7 +21,7 @@ from ..surgery.optimizer_state import Optimizers, as_list
 from ..surgery.plan import Plan, Values, find_growable, plan_neurons
 from ..surgery.reach import fan_ins_of
 from ..triggers import Static
-from .choosing import call_of, has_convolutions, watchable
+from .choosing import as_call, has_convolutions, make_layers
 
 
 def plan_growth(
@@ -45,7 +45,7 @@ def plan_growth(
     source = torch.default_generator if generator is None else generator
     with ordinary_tensors():
         with torch.enable_grad():  # for what is found out of the layers
-            layer = _layer(model, found, strategy, example, source)
+            layer = _make_layer(model, found, strategy, example, source)
         layer.now = replace(layer.now, fan_ins=fan_ins)
         with torch.no_grad():
             neurons = strategy.initialization(layer, count, source)
@@ -124,7 +124,7 @@ def grow(
     return plan
 
 
-def _layer(
+def _make_layer(
     model: nn.Module, width: Width, strategy: Strategy, example: Example | None, generator: torch.Generator
 ) -> Layer:
     """The width as an initialization sees it, with the activations of an example if there is one."""
@@ -138,9 +138,9 @@ def _layer(
         raise ValueError(f"{initialization} looks at activations: pass an input as example=")
     if example is None:
         return Layer(model, width, convolutional=has_convolutions(model))
-    call = call_of(example)
+    call = as_call(example)
     buffer = Buffer(model, call.samples)
-    (layer,) = watchable(model, strategy, [width], call, buffer)
+    (layer,) = make_layers(model, strategy, [width], call, buffer)
     if layer.route is not None:
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
         layer.now = replace(layer.now, seed=seed)

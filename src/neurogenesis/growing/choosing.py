@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..candidates.bridge import Bridge
-from ..candidates.probes import find_bridge, probed
+from ..candidates.probes import find_bridge, run_probe
 from ..layer import Layer
 from ..passes.buffers import Buffer
 from ..passes.replay import Call
@@ -26,7 +26,7 @@ from ..triggers import resolved_size
 MaxWidth = int | float | Mapping[str, int | float] | None
 
 
-def choose(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> list[Width]:
+def choose_widths(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> list[Width]:
     """The growable widths whose name, or the path of a producer, matches the patterns."""
 
     def match(width: Width, patterns: Sequence[str]) -> bool:
@@ -34,7 +34,7 @@ def choose(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> lis
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
     if not known.growable:
-        raise ValueError(_nothing_grows(known))
+        raise ValueError(_no_growable_width(known))
     chosen = [width for width in known.growable if match(width, include) and not match(width, exclude)]
     if not chosen:
         names = ", ".join(width.name for width in known.growable)
@@ -42,7 +42,7 @@ def choose(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> lis
     return chosen
 
 
-def _nothing_grows(known: Widths) -> str:
+def _no_growable_width(known: Widths) -> str:
     reasons = {width.name: width.why for width in known}
     remedies = [reason.kind.remedy for reason in reasons.values() if reason is not None and reason.kind.remedy]
     lines = ["no width of this model can grow:", *(f"  {name}: {reason}" for name, reason in reasons.items())]
@@ -51,7 +51,7 @@ def _nothing_grows(known: Widths) -> str:
     return "\n".join(lines)
 
 
-def watchable(
+def make_layers(
     model: nn.Module, strategy: Strategy, chosen: Sequence[Width], call: Call, buffer: Buffer | None = None
 ) -> list[Layer]:
     """Layers of the widths that the strategy can serve; the others are named in a warning."""
@@ -68,7 +68,7 @@ def watchable(
             if isinstance(bridge, str) and "gradients" in strategy.needs:
                 problem = bridge
         if route is not None and "trials" in strategy.needs and problem is None:
-            probe = probed(model, width, route, call)
+            probe = run_probe(model, width, route, call)
             problem = probe if isinstance(probe, str) else None
         if problem is not None:
             left_out[width.name] = problem
@@ -96,7 +96,7 @@ def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, _ConvNd) for module in model.modules())
 
 
-def set_maxima(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
+def set_maximum_sizes(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
     """How wide each layer may become."""
     if isinstance(given, Mapping):
         named: dict[str, int | float] = {known[name].name: size for name, size in given.items()}
@@ -116,14 +116,14 @@ def set_maxima(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
             )
 
 
-def call_of(example: Example) -> Call:
+def as_call(example: Example) -> Call:
     example = as_ordinary(example)
     if isinstance(example, Mapping):
         return Call.of((), example)
     return Call.of(example if isinstance(example, tuple) else (example,), {})
 
 
-def example_of(model: nn.Module, call: Call) -> Example:
+def as_example(model: nn.Module, call: Call) -> Example:
     if not call.kwargs:
         return call.args
     bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)

@@ -15,10 +15,10 @@ from torch.optim import LBFGS, Optimizer
 from ..candidates.losses import loss_with
 from ..history import Event, History, Observation
 from ..initializations import Neurons
-from ..layer import Layer, Moment
+from ..layer import Layer, StepContext
 from ..passes.buffers import Buffer, Untrained
+from ..passes.record import NotFinite
 from ..passes.replay import Call
-from ..passes.seen import NotFinite
 from ..passes.taps import Taps
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
@@ -32,8 +32,8 @@ from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
 from ..surgery.plan import Plan, Surgery, check_average, plan_neurons, plan_shrinkage
 from ..surgery.reach import fan_ins_of
 from ..triggers import Decision
-from .budget import affordable, fitted
-from .choosing import MaxWidth, call_of, choose, example_of, has_convolutions, set_maxima, watchable
+from .budget import affordable_count, pad_for_growth
+from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
 from .overview import overview
 from .schedule import Schedule
 
@@ -100,7 +100,7 @@ class Grower:
         self.optimizers = as_list(optimizer)
         if not self.optimizers:
             raise TypeError("optimizer: expected the optimizer that trains the model")
-        _check_usable(self.optimizers)
+        _check_supported(self.optimizers)
         check_optimizers(self.model, dict(self.model.named_parameters()), self.optimizers)
         if ema is not None:
             check_average(self.model, ema)
@@ -117,8 +117,8 @@ class Grower:
         if max_parameters is not None and max_parameters < present:
             raise ValueError(f"max_parameters={max_parameters}, but the model has {present} parameters already")
         self.max_width, self.max_parameters = max_width, max_parameters
-        self.include = ["*"] if include is None else _patterns(include, "include")
-        self.exclude = _patterns(exclude, "exclude")
+        self.include = ["*"] if include is None else _check_patterns(include, "include")
+        self.exclude = _check_patterns(exclude, "exclude")
         self.tie = tie
         self.ema = ema
         self.ages, self.margin = ages, margin
@@ -128,11 +128,11 @@ class Grower:
         self.generator = torch.Generator().manual_seed(seed)
         self._schedule = Schedule(every)
         self._layers: list[Layer] | None = None
-        self._known: Widths | None = None
-        self._first: Call | None = None  # what the model was first called with
+        self._widths: Widths | None = None
+        self._first_call: Call | None = None  # what the model was first called with
         self._stepped = False
         self._warned: set[str] = set()
-        self._few: set[str] = set()
+        self._warned_few_samples: set[str] = set()
         self._measured: set[str] = set()  # layers whose activations have been
         self._handles: list[Any] = []
         self._taps = Taps(self.model, self.buffer, self._attach)
@@ -143,7 +143,7 @@ class Grower:
                     self._handles.append(each.register_load_state_dict_post_hook(resume))
             if example is not None:
                 with ordinary_tensors():
-                    self._taps.begin(call_of(example))
+                    self._taps.begin(as_call(example))
         except BaseException:
             self.detach()
             raise
@@ -154,21 +154,21 @@ class Grower:
         """Find the widths, and watch those that can grow."""
         known = remembered(self.model)
         if known is None or self.tie or known.differs_from(self.model):
-            known = widths(self.model, example_of(self.model, call), tie=self.tie)
-        self._known = known
-        chosen = choose(known, self.include, self.exclude)
-        layers = watchable(self.model, self.strategy, chosen, call, self.buffer)
-        set_maxima(layers, known, self.max_width)
+            known = widths(self.model, as_example(self.model, call), tie=self.tie)
+        self._widths = known
+        chosen = choose_widths(known, self.include, self.exclude)
+        layers = make_layers(self.model, self.strategy, chosen, call, self.buffer)
+        set_maximum_sizes(layers, known, self.max_width)
         for layer in layers:
             if layer.route is not None:
                 self.buffer.watch(layer.name, layer.width, layer.route)
             self.strategy.trigger.start(layer)
         self._layers = layers
-        self._first = call
+        self._first_call = call
         if "activations" in self.strategy.trigger.needs:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
         self._schedule.start(layer.name for layer in layers)
-        self._taps.watch([layer.seen for layer in layers if layer.seen is not None and layer.bridge is not None])
+        self._taps.watch([layer.record for layer in layers if layer.record is not None and layer.bridge is not None])
         self._taps.wanted = self._schedule.due(self.steps + 1)
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
@@ -190,7 +190,7 @@ class Grower:
 
     def __str__(self) -> str:
         text = overview(self.strategy, self._layers, self.history)
-        self.buffer.forget()  # the activations measured for it: at the next step the model may have changed
+        self.buffer.clear_activations()  # the activations measured for it: at the next step the model may have changed
         return text
 
     @property
@@ -218,8 +218,8 @@ class Grower:
             )
             return []
         taps = self._taps
-        stepped, passes, backwards = self._stepped, taps.passes, taps.backwards
-        self._stepped, taps.passes, taps.backwards = False, 0, 0
+        stepped, passes, backwards = self._stepped, taps.forward_passes, taps.backward_passes
+        self._stepped, taps.forward_passes, taps.backward_passes = False, 0, 0
         events: list[Event] = []
         if not stepped:
             self._warn("no optimizer step since the last step of the grower: nothing is looked at until there is one")
@@ -235,21 +235,21 @@ class Grower:
             names = self._schedule.due(self.steps)
             if due := [layer for layer in self._layers if layer.name in names]:
                 events = self._look(due, closure)
-        taps.forget()
+        taps.clear_records()
         taps.wanted = self._schedule.due(self.steps + 1)
-        self.buffer.forget()
+        self.buffer.clear_activations()
         return events
 
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
         for layer in due:
-            if layer.seen is not None and layer.seen.drop_stale():
+            if layer.record is not None and layer.record.drop_stale():
                 self._warn("inputs were overwritten, or widths resized, before the step: its gradients are not used")
         if self.buffer.drop_overwritten() and "activations" in self.strategy.uses:
             self._warn("the model's inputs were overwritten before the step: no growth at such steps")
             return []
         asked = [layer for layer in due if not layer.full]
-        self.buffer.ask(layer.name for layer in asked)
+        self.buffer.request(layer.name for layer in asked)
         decided: list[tuple[Layer, Decision]] = []
         growing: list[tuple[Layer, Decision, int]] = []
         for layer in asked:
@@ -262,9 +262,9 @@ class Grower:
             try:
                 decision = self.strategy.trigger(layer)
             except NotFinite as error:
-                self._start_over(error, layer)
+                self._skip_look(error, layer)
                 return []
-            decision = decision if isinstance(decision, Decision) else Decision(_whole(decision, layer))
+            decision = decision if isinstance(decision, Decision) else Decision(_as_count(decision, layer))
             self.history.observe(
                 Observation(self.steps, layer.name, layer.size, decision.metric, decision.threshold, decision.count)
             )
@@ -275,16 +275,16 @@ class Grower:
             if count > 0:
                 growing.append((layer, decision, count))
             decided.append((layer, decision))
-        self._tell_waiting(asked)
+        self._warn_about_samples(asked)
         events = self._grow(growing, closure) if growing else []
         grown = {event.width for event in events}
         trigger = self.strategy.trigger
         for layer, decision in decided:
             waits = decision.metric is None and "activations" in trigger.needs  # for samples
-            self._schedule.looked(layer.name, self.steps, trigger.patient and not waits, layer.name in grown)
+            self._schedule.record_look(layer.name, self.steps, trigger.patient and not waits, layer.name in grown)
         return events
 
-    def _tell_waiting(self, asked: Sequence[Layer]) -> None:
+    def _warn_about_samples(self, asked: Sequence[Layer]) -> None:
         """Say once what is being waited for, and which widths have more neurons than there will be samples."""
         if "activations" not in self.strategy.trigger.needs or not asked:
             return
@@ -300,18 +300,18 @@ class Grower:
             seen = None if waiting[layer.name] else self.buffer.activations(layer.name)
             if seen is not None and seen.columns < layer.size:
                 few[layer.name] = f"{layer.name} ({layer.size} on {seen.columns})"
-        if news := [text for name, text in few.items() if name not in self._few]:
-            self._few |= few.keys()
+        if news := [text for name, text in few.items() if name not in self._warned_few_samples]:
+            self._warned_few_samples |= few.keys()
             warnings.warn(
                 "widths with more neurons than samples to measure them on, which bounds their rank: "
                 f"{', '.join(news)}; use larger batches or a larger buffer",
                 stacklevel=5,
             )
 
-    def _start_over(self, error: NotFinite, layer: Layer) -> None:
+    def _skip_look(self, error: NotFinite, layer: Layer) -> None:
         self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
         self.buffer.calls.clear()  # whatever went wrong came with one of these
-        self.buffer.forget()
+        self.buffer.clear_activations()
 
     def _grow(self, due: Sequence[tuple[Layer, Decision, int]], closure: Callable[[], Any] | None) -> list[Event]:
         """Initialize all, on the model as it was in the training pass, then grow one after the other."""
@@ -321,10 +321,10 @@ class Grower:
             news: list[tuple[Layer, Decision, Neurons]] = []
             for layer, decision, count in due:
                 also = [(other, own.count) for other, _, own in news]
-                count = affordable(self.model, self.max_parameters, layer, count, also)
+                count = affordable_count(self.model, self.max_parameters, layer, count, also)
                 if count == 0:
                     continue
-                layer.now = Moment(
+                layer.now = StepContext(
                     self.steps,
                     int(torch.randint(2**31, (1,), generator=self.generator)),
                     self._fan_ins(layer),
@@ -333,7 +333,7 @@ class Grower:
                 try:
                     neurons = self.strategy.initialization(layer, count, self.generator)
                 except NotFinite as error:
-                    self._start_over(error, layer)
+                    self._skip_look(error, layer)
                     return []
                 if neurons.why_fewer is not None:
                     self._warn(f"{layer.name}: {neurons.why_fewer}", key=f"{layer.name} fewer")
@@ -353,8 +353,8 @@ class Grower:
         with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
             for layer, decision, neurons in news:
                 started, size = time.perf_counter(), layer.size
-                values = {key: fitted(key, value, done) for key, value in neurons.values.items()}
-                changes = {name: fitted((name, -1), change, done) for name, change in neurons.changes.items()}
+                values = {key: pad_for_growth(key, value, done) for key, value in neurons.values.items()}
+                changes = {name: pad_for_growth((name, -1), change, done) for name, change in neurons.changes.items()}
                 plan = plan_neurons(
                     self.model,
                     layer.width,
@@ -389,10 +389,12 @@ class Grower:
             "steps": self.steps,
             "layers": layers,
             "untrained": None if self.buffer.untrained is None else self.buffer.untrained.state(),
-            "sizes": {width.name: width.size for width in self._known.growable} if self._known else {},
+            "sizes": {width.name: width.size for width in self._widths.growable} if self._widths else {},
             "generator": self.generator.get_state(),
             "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
-            "example": None if self._first is None else (self._first.args, self._first.kwargs, self._first.autocast),
+            "example": None
+            if self._first_call is None
+            else (self._first_call.args, self._first_call.kwargs, self._first_call.autocast),
             "history": self.history.state_dict(),
         }
 
@@ -404,9 +406,9 @@ class Grower:
         """
         if state["strategy"] != repr(self.strategy):
             raise ValueError(f"the state is of another strategy, {state['strategy']}, not {self.strategy!r}")
-        calls = [Call.made(*call) for call in state["calls"]]
+        calls = [Call.from_parts(*call) for call in state["calls"]]
         if self._layers is None and state["layers"]:
-            self._taps.begin(Call.made(*state["example"]))
+            self._taps.begin(Call.from_parts(*state["example"]))
         mine, theirs = {layer.name for layer in self._layers or ()}, set(state["layers"])
         if mine != theirs:
             raise ValueError(
@@ -418,17 +420,17 @@ class Grower:
             layer.initial = saved["initial"]
             layer.memory = dict(saved["memory"])
             self._schedule.load(layer.name, saved["next_look"], saved["quiet"])
-        if self._known is not None:
-            set_maxima(self._layers or (), self._known, self.max_width)
+        if self._widths is not None:
+            set_maximum_sizes(self._layers or (), self._widths, self.max_width)
         untrained = state["untrained"]
         self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
-        self._taps.forget()
+        self._taps.clear_records()
         self._taps.wanted = self._schedule.due(self.steps + 1)
         self.generator.set_state(state["generator"].cpu())  # wherever the rest was loaded to
         self.buffer.calls[:] = calls
-        self.buffer.forget()
-        self._stepped, self._taps.passes, self._taps.backwards = False, 0, 0  # of the time before loading
+        self.buffer.clear_activations()
+        self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
 
     def _resize(self, sizes: Mapping[str, int]) -> None:
@@ -436,8 +438,8 @@ class Grower:
         generator = torch.Generator().manual_seed(0)
         with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
             for name, size in sizes.items():
-                assert self._known is not None
-                width = self._known[name]
+                assert self._widths is not None
+                width = self._widths[name]
                 if size > width.size:
                     surgery.apply(plan_neurons(self.model, width, size - width.size, generator=generator))
                 elif size < width.size:
@@ -459,7 +461,7 @@ class Grower:
     # --- small things ------------------------------------------------------------------------------------
 
     def _optimizer_stepped(self, *_: Any) -> None:
-        self._stepped = self._taps.fresh = True
+        self._stepped = self._taps.stepped_since_backward = True
 
     def _warn(self, message: str, key: str | None = None) -> None:
         if (key or message) not in self._warned:
@@ -467,7 +469,7 @@ class Grower:
             warnings.warn(message, stacklevel=4)
 
 
-def _check_usable(optimizers: Sequence[Optimizer]) -> None:
+def _check_supported(optimizers: Sequence[Optimizer]) -> None:
     """Raise where an optimizer cannot be resized, or does not say when it has made a step."""
     for optimizer in optimizers:
         if isinstance(optimizer, LBFGS):
@@ -482,13 +484,13 @@ def _check_usable(optimizers: Sequence[Optimizer]) -> None:
             )
 
 
-def _patterns(given: Sequence[str], what: str) -> list[str]:
+def _check_patterns(given: Sequence[str], what: str) -> list[str]:
     if isinstance(given, str):
         raise TypeError(f"{what}: expected a list of patterns, such as [{given!r}]")
     return list(given)
 
 
-def _whole(count: Any, layer: Layer) -> int:
+def _as_count(count: Any, layer: Layer) -> int:
     if isinstance(count, bool) or not hasattr(count, "__index__"):
         raise TypeError(f"{layer.name}: a trigger returns a Decision or an integer, not {count!r}")
     return int(count)

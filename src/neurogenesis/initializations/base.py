@@ -65,13 +65,13 @@ class Initialization:
         raise NotImplementedError
 
 
-Function = Callable[[Layer, int, torch.Generator], Neurons]
+InitializationFunction = Callable[[Layer, int, torch.Generator], Neurons]
 
 
-class _Plain(Initialization):
+class _FunctionInitialization(Initialization):
     """A plain function, which may look at anything and needs nothing."""
 
-    def __init__(self, function: Function):
+    def __init__(self, function: InitializationFunction):
         self.function = function
 
     @property
@@ -85,12 +85,12 @@ class _Plain(Initialization):
         return repr(self.function)
 
 
-def as_initialization(given: Initialization | Function) -> Initialization:
+def as_initialization(given: Initialization | InitializationFunction) -> Initialization:
     """An initialization as it is, or made of a function."""
-    return given if isinstance(given, Initialization) else _Plain(given)
+    return given if isinstance(given, Initialization) else _FunctionInitialization(given)
 
 
-def values_of(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Tensor]:
+def parameter_values(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Tensor]:
     """Weights of new neurons, count x per neuron x the rest, as values of the parameters that make them."""
     values = {(axis.tensor, axis.axis): layer.values(axis, new)}
     if axis == layer.producer and layer.lengths is not None:
@@ -99,7 +99,7 @@ def values_of(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Te
     return values
 
 
-def candidates_of(number: int | None, layer: Layer) -> int:
+def candidate_count(number: int | None, layer: Layer) -> int:
     if number is not None:
         return number
     return 100 if layer.tensor(layer.producer).ndim > 2 else 1000

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..candidates.probes import probed
+from ..candidates.probes import run_probe
 from ..layer import Layer, Need, scaled_like
-from .base import Initialization, Neurons, candidates_of, values_of
+from .base import Initialization, Neurons, candidate_count, parameter_values
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class GradMax(Initialization):
     def check(self, layer: Layer) -> None:
         assert layer.route is not None
         assert layer.example is not None
-        probe = probed(layer.model, layer.width, layer.route, layer.example)
+        probe = run_probe(layer.model, layer.width, layer.route, layer.example)
         if isinstance(probe, str):
             raise ValueError(f"{layer.name}: {probe}")
         where = f"between {layer.route.producer.module!r} and {layer.route.consumer.module!r}"
@@ -49,7 +49,7 @@ class GradMax(Initialization):
         if not layer.has_gradients:
             return Neurons(0, why_fewer=_NO_GRADIENT)
         vectors, singular = _left_singular_vectors(self._matrix(layer).double(), count)
-        useful = int((singular > _NOISE * singular[0]).sum()) if singular[0] > 0 else 0
+        useful = int((singular > _NOISE_LEVEL * singular[0]).sum()) if singular[0] > 0 else 0
         present = layer.of_neurons(layer.consumer)
         consumer_neurons = layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0).shape[1]
         limit = min(count, consumer_neurons, useful)
@@ -57,11 +57,11 @@ class GradMax(Initialization):
         # the place first where several columns are its own.
         fan_out = vectors[:, :limit].T
         fan_out = _as_fan_out(layer, fan_out, present)
-        values = values_of(layer, layer.consumer, scaled_like(fan_out, present)) if limit else {}
+        values = parameter_values(layer, layer.consumer, scaled_like(fan_out, present)) if limit else {}
         for axis in layer.width.producers:
             zero = layer.tensor(axis).new_zeros(1)
             shape = layer.of_neurons(axis).shape[1:]
-            values |= values_of(layer, axis, zero.expand(limit, *shape)) if limit else {}
+            values |= parameter_values(layer, axis, zero.expand(limit, *shape)) if limit else {}
         why = f"the auxiliary gradient has {useful} directions, the next layer {consumer_neurons} neurons"
         return Neurons(limit, values, why_fewer=why if limit < count else None)
 
@@ -72,7 +72,7 @@ class GradMax(Initialization):
         assert layer.route is not None
         norms = {axis.module for axis in layer.width.carriers} & set(layer.route.between)
         present, weight = layer.of_neurons(layer.consumer), layer.of_neurons(layer.producer)
-        if (not layer.bridge.producer and not norms) or present[0].numel() > _UNITS:
+        if (not layer.bridge.producer and not norms) or present[0].numel() > _MAX_UNITS:
             return layer.bridge.matrix(layer.auxiliary_gradient())
         units = torch.eye(present[0].numel()).to(present)
         fan_out = _as_fan_out(layer, units, present)
@@ -83,24 +83,28 @@ class GradMax(Initialization):
 _NO_GRADIENT = "no gradient has reached it"
 
 
-_UNITS = 2048  # of fan-out: trying more, one neuron each, would take more memory than the model itself
-_NOISE = 1e-6  # relative to the largest: smaller singular values of single-precision gradients are rounding errors
-_EXACT = 1024  # of the smaller side: up to here an SVD takes less than a second
-_EXTRA = 16  # directions beyond those asked for, which make subspace iteration converge for these
-_ROUNDS = (
+_MAX_UNITS = 2048  # of fan-out: trying more, one neuron each, would take more memory than the model itself
+_NOISE_LEVEL = (
+    1e-6  # relative to the largest: smaller singular values of single-precision gradients are rounding errors
+)
+_MAX_EXACT_SVD = 1024  # of the smaller side: up to here an SVD takes less than a second
+_OVERSAMPLING = 16  # directions beyond those asked for, which make subspace iteration converge for these
+_ITERATIONS = (
     20  # of subspace iteration: what belongs to a singular value s falls by (s_extra / s)^40 against the last extra
 )
 
 
 def _left_singular_vectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The first left singular vectors as columns, at least `count`, and their singular values, largest first."""
-    if min(matrix.shape) <= _EXACT:
+    if min(matrix.shape) <= _MAX_EXACT_SVD:
         vectors, singular, _ = torch.linalg.svd(matrix, full_matrices=False)
         return vectors, singular
     # Large ones by subspace iteration, from vectors that are the same every time.
-    start = torch.randn(matrix.shape[1], count + _EXTRA, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype)
+    start = torch.randn(
+        matrix.shape[1], count + _OVERSAMPLING, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype
+    )
     basis = torch.linalg.qr(matrix @ start.to(matrix)).Q
-    for _ in range(_ROUNDS):
+    for _ in range(_ITERATIONS):
         basis = torch.linalg.qr(matrix @ (matrix.T @ basis)).Q
     inner, singular, _ = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
     return basis @ inner, singular
@@ -147,7 +151,7 @@ class Firefly(Initialization):
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if not layer.has_gradients:
             return Neurons(0, why_fewer=_NO_GRADIENT)
-        total = candidates_of(self.candidates, layer) + count
+        total = candidate_count(self.candidates, layer) + count
         splits = total // 2
         present, columns = layer.of_neurons(layer.producer), layer.of_neurons(layer.consumer)
         copied = torch.randint(layer.size, (splits,), generator=generator)
@@ -164,11 +168,11 @@ class Firefly(Initialization):
             bias[:splits] = layer.of_neurons(axis)[copied]
         gradients = layer.trial_gradients(fan_in, fan_out, bias, sources)
         scores = torch.cat([each.flatten(1) for each in gradients], 1).norm(dim=1)
-        chosen = self._chosen(scores, sources, count)
+        chosen = self._choose(scores, sources, count)
         return self._neurons(layer, fan_in, fan_out, noise, sources, chosen)
 
     @staticmethod
-    def _chosen(scores: Tensor, sources: Tensor, count: int) -> list[int]:
+    def _choose(scores: Tensor, sources: Tensor, count: int) -> list[int]:
         """The best, but no neuron split twice."""
         chosen: list[int] = []
         taken: set[int] = set()
@@ -203,7 +207,7 @@ class Firefly(Initialization):
                 default = layer.default(axis, len(chosen))
                 copies = present[source.clamp_min(0)].to(default)
                 new = torch.where(split.reshape(-1, *[1] * (copies.ndim - 1)).to(copies.device), copies, default)
-            values |= values_of(layer, axis, new)
+            values |= parameter_values(layer, axis, new)
         return Neurons(len(chosen), values, changes)
 
 
@@ -242,12 +246,12 @@ class NeST(Initialization):
         kept = size >= size.flatten().kthvalue(max(1, round((1 - self.part) * size.numel()))).values
         root = (size * kept).sqrt()
         signs = torch.rand((count, *gradient.shape), generator=generator).to(root) < 0.5
-        strokes = torch.where(signs, -root, root)
-        fan_in, fan_out = strokes.sum(1), -(gradient.sign() * strokes).sum(2)
+        entries = torch.where(signs, -root, root)
+        fan_in, fan_out = entries.sum(1), -(gradient.sign() * entries).sum(2)
         present, columns = layer.of_neurons(layer.producer), layer.of_neurons(layer.consumer)
         fan_in = scaled_like(fan_in.reshape(count, *present.shape[1:]), present)
         fan_out = scaled_like(_as_fan_out(layer, fan_out, columns), columns)
-        values = values_of(layer, layer.producer, fan_in) | values_of(layer, layer.consumer, fan_out)
+        values = parameter_values(layer, layer.producer, fan_in) | parameter_values(layer, layer.consumer, fan_out)
         return Neurons(count, values)
 
     def _by_loss(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
@@ -256,7 +260,7 @@ class NeST(Initialization):
                 f"{layer.name}: 'nest' on convolutions must evaluate the loss again: call grower.step(closure) with "
                 "a function that runs the model and returns its loss"
             )
-        total = candidates_of(self.candidates, layer) + count
+        total = candidate_count(self.candidates, layer) + count
         columns = layer.of_neurons(layer.consumer)
         fan_in = layer.random_fan_in(total, generator)
         fan_out = torch.rand((total, *columns.shape[1:]), generator=generator).to(columns) * 2 - 1
@@ -264,10 +268,10 @@ class NeST(Initialization):
         losses = []
         for index in range(total):
             one = slice(index, index + 1)
-            losses.append(layer.now.loss_with(self._both(layer, fan_in[one], fan_out[one])))
+            losses.append(layer.now.loss_with(self._fan_values(layer, fan_in[one], fan_out[one])))
         best = torch.tensor(losses, dtype=torch.float64).argsort(stable=True)[:count]
-        return Neurons(count, self._both(layer, fan_in[best], fan_out[best]))
+        return Neurons(count, self._fan_values(layer, fan_in[best], fan_out[best]))
 
     @staticmethod
-    def _both(layer: Layer, fan_in: Tensor, fan_out: Tensor) -> dict[tuple[str, int], Tensor]:
-        return values_of(layer, layer.producer, fan_in) | values_of(layer, layer.consumer, fan_out)
+    def _fan_values(layer: Layer, fan_in: Tensor, fan_out: Tensor) -> dict[tuple[str, int], Tensor]:
+        return parameter_values(layer, layer.producer, fan_in) | parameter_values(layer, layer.consumer, fan_out)

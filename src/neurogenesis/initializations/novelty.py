@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import metrics
 from ..layer import Layer, Need, scaled_like
 from ..metrics import Metric
-from .base import Initialization, Neurons, candidates_of, values_of
+from .base import Initialization, Neurons, candidate_count, parameter_values
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Select(Initialization):
     needs: ClassVar[frozenset[Need]] = frozenset({"activations", "trials"})
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        fan_in = layer.random_fan_in(candidates_of(self.candidates, layer) + count, generator)
+        fan_in = layer.random_fan_in(candidate_count(self.candidates, layer) + count, generator)
         return self.best(layer, fan_in, count)
 
     def best(self, layer: Layer, fan_in: Tensor, count: int) -> Neurons:
@@ -51,7 +51,7 @@ class Select(Initialization):
             best = scores.argsort(descending=not self.least, stable=True)[:count]
         else:
             best = metrics.best_candidates(H.matrix, new.matrix, count, self.metric, eps=self.eps, worst=self.least)
-        return Neurons(count, values_of(layer, layer.producer, fan_in[best.to(fan_in.device)]))
+        return Neurons(count, parameter_values(layer, layer.producer, fan_in[best.to(fan_in.device)]))
 
 
 def _orthogonality_of_images(H: Tensor, new: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Pre(Select):
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         H_prev, Z = map(metrics.doubled, layer.inputs_and_outputs())
-        shape = candidates_of(self.candidates, layer) + count, Z.shape[1]
+        shape = candidate_count(self.candidates, layer) + count, Z.shape[1]
         dtype = torch.complex64 if Z.is_complex() else torch.float32
         v = torch.randn(shape, generator=generator, dtype=dtype).to(Z)
         basis = _row_space(Z)
@@ -121,7 +121,7 @@ class Opt(Select):
     rate: float = 0.1
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        fan_in = layer.random_fan_in(candidates_of(self.candidates, layer) + count, generator)
+        fan_in = layer.random_fan_in(candidate_count(self.candidates, layer) + count, generator)
         for _ in range(self.steps):
             fan_in = fan_in.detach().requires_grad_()
             H, new = layer.trial(fan_in, gradients=True)
@@ -148,4 +148,6 @@ class Weight(Initialization):
         rows = metrics.doubled(fan_in.flatten(1))
         rows = rows - rows @ basis.mH @ basis
         fan_in = layer.as_fan_in(rows).to(fan_in).reshape(fan_in.shape)
-        return Neurons(len(fan_in), values_of(layer, layer.producer, fan_in), why_fewer=why if room < count else None)
+        return Neurons(
+            len(fan_in), parameter_values(layer, layer.producer, fan_in), why_fewer=why if room < count else None
+        )

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..passes.buffers import Activations, Buffer
+from ..passes.record import NotFinite, Pair, check_finite
 from ..passes.replay import Call, Watch, replay
-from ..passes.routes import Route, pick
-from ..passes.seen import NotFinite, Pair, check_finite
+from ..passes.routes import Route, select_neurons
 from ..structure.widths import Width
 from .grown import grown_tensors
 
@@ -38,7 +38,7 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Trying:
+class Trials:
     """Runs of the model, up to the consumer of one width, with candidates for it.
 
     Args:
@@ -148,9 +148,9 @@ class Trying:
     def _at_point(self, seen: dict[str, Tensor], module: nn.Module, count: int, h: Tensor) -> None:
         if "H" not in seen:  # a layer called twice counts the first time
             positions = self.width.positions_after(self.route.point, count)
-            seen["H"] = pick(h, module, positions[: self.width.size])
+            seen["H"] = select_neurons(h, module, positions[: self.width.size])
             if count:
-                seen["new"] = pick(h, module, positions[self.width.size :])
+                seen["new"] = select_neurons(h, module, positions[self.width.size :])
 
     def _at_consumer(self, seen: dict[str, Tensor], module: nn.Module, count: int, h: Tensor) -> None:
         if "consumed" not in seen:
