@@ -1,4 +1,4 @@
-"""Tensors for runs of a model with more neurons than it has, up to the layer that consumes them."""
+"""Tensors for trial runs of a model with additional neurons, up to the layer that consumes them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def grown_tensors(
     sources: Tensor | None = None,
     alone: bool = False,
 ) -> tuple[dict[str, Tensor], list[tuple[nn.Module, str, int]]]:
-    """Tensors and attributes for a run with more neurons up to their consumer.
+    """Tensors and module attributes for a run with additional neurons, up to their consumer.
 
     Args:
         model: the model.
-        width: the width to be grown.
-        route: where it runs.
-        count: how many neurons.
-        fan_in: weights of the first producer for them, count x per neuron x the rest; without, it is not grown.
-        bias: its biases, count x per neuron; zero by default.
-        sources: the present neuron that each is a copy of, or -1, for what carries something per neuron.
-        alone: let other producers give them nothing.
+        width: the width that grows.
+        route: where the width is watched.
+        count: number of additional neurons.
+        fan_in: their weights in the first producer, count x per neuron x the rest; if None, the producer does not grow.
+        bias: their biases in the first producer, count x per neuron; zero by default.
+        sources: for each, the present neuron whose per-neuron parameters (such as those of norms) it copies, or -1.
+        alone: whether other producers contribute zero.
     """
     tensors, generator = named_tensors(model), torch.Generator().manual_seed(0)
     lengths = lengths_of(model, route.producer.tensor)
@@ -70,7 +70,13 @@ def grown_tensors(
 
 
 def stack_values(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Values of new neurons, count x per neuron x the rest, in the order of their positions on an axis."""
+    """Positions of new neurons on an axis in ascending order, and their values in that order.
+
+    Args:
+        width: the width.
+        axis: the axis.
+        values: values of new neurons, count x per neuron x the rest.
+    """
     positions = width.new_positions(axis, len(values)).flatten()
     order = positions.argsort()
     return positions[order], values.flatten(0, 1)[order.to(values.device)].movedim(0, axis.axis)

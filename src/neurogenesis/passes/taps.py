@@ -144,9 +144,7 @@ class Taps:
         def arrived(gradient: Tensor) -> None:
             if self.muted:
                 return
-            if (
-                self.stepped_since_backward
-            ):  # the first gradient after a gradient step: what was there belongs to that one
+            if self.stepped_since_backward:  # the first gradient after a step: earlier pairs belong to that step
                 self.stepped_since_backward = False
                 for each in self._watched:
                     each.pairs.clear()
