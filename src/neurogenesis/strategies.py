@@ -1,4 +1,4 @@
-"""Strategies: a trigger (when, where, how many) and an initialization (how), by name or of one's own.
+"""Strategies: a trigger (when, where, how many) plus an initialization (how), built in or your own.
 
 ======================  ======================  =====================
 name                    trigger                 initialization
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, init=False)
 class Strategy:
-    """A trigger and an initialization; the latter may be given by name.
+    """A trigger and an initialization; the initialization may be given by name.
 
     Example:
         >>> from neurogenesis import Strategy, triggers
@@ -52,18 +52,20 @@ class Strategy:
         if isinstance(initialization, str):
             initialization = _look_up(initialization, INITIALIZATIONS, "initialization")()
         elif not callable(initialization):
-            raise TypeError(f"an initialization is a function or one of {', '.join(INITIALIZATIONS)}")
+            raise TypeError(
+                f"an initialization is a function or one of {', '.join(INITIALIZATIONS)}, not {initialization!r}"
+            )
         object.__setattr__(self, "trigger", as_trigger(trigger))
         object.__setattr__(self, "initialization", as_initialization(initialization))
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What it cannot do without."""
+        """What the trigger and the initialization require."""
         return self.trigger.needs | self.initialization.needs
 
     @property
     def uses(self) -> frozenset[Need]:
-        """What it looks at; a plain function may look at anything."""
+        """What the trigger and the initialization may use; a plain function may use anything."""
         return self.trigger.uses | self.initialization.uses
 
 
@@ -84,7 +86,7 @@ _BUILT_IN = frozenset(STRATEGIES)
 
 
 def strategy(given: str | Strategy) -> Strategy:
-    """A strategy by its name, or as it is."""
+    """Look up a strategy by name; return a `Strategy` unchanged."""
     if isinstance(given, Strategy):
         return given
     if not isinstance(given, str):
@@ -93,14 +95,14 @@ def strategy(given: str | Strategy) -> Strategy:
 
 
 def register(name: str, make: Callable[[], Strategy]) -> Callable[[], Strategy]:
-    """Give a name to a strategy that a function makes; a later one of the same name takes its place.
+    """Register a function that makes a strategy under a name; registering a name again replaces it.
 
     Example:
         >>> from neurogenesis import Strategy, strategies, triggers
         >>> _ = strategies.register("linear-1000", lambda: Strategy(triggers.Linear(steps=1000)))
     """
     if name in _BUILT_IN:
-        raise ValueError(f"there is a strategy called {name!r} already: choose another name")
+        raise ValueError(f"{name!r} is a built-in strategy: choose another name")
     STRATEGIES[name] = make
     return make
 
@@ -110,4 +112,4 @@ def _look_up(name: str, known: dict[str, T], what: str) -> T:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"unknown {what} {name!r}{hint}: one of {', '.join(known)}")
+    raise ValueError(f"unknown {what} {name!r}{hint}: expected one of {', '.join(known)}")
