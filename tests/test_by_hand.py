@@ -106,7 +106,7 @@ def test_what_cannot_serve_says_why_and_changes_nothing(initialization: Any, err
 
 
 def test_pre_refuses_a_convolution_by_hand_too() -> None:
-    with pytest.raises(ValueError, match="pre-activations of a convolution"):
+    with pytest.raises(ValueError, match="'pre' supports only linear layers, and 0 is a convolution"):
         ng.grow(small_vgg(), "0", 1, initialization="pre", example=IMAGES)
 
 

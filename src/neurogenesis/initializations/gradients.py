@@ -16,11 +16,11 @@ from .base import Initialization, Neurons, candidate_count, parameter_values
 
 @dataclass(frozen=True)
 class GradMax(Initialization):
-    """Zero fan-in, and the fan-out for which its weights get the largest gradient, biases aside.
+    """Zero fan-in, and the fan-out that maximizes the gradient of the fan-in weights (without biases).
 
-    These are the left singular vectors of the auxiliary gradient: at most as many as the next layer has neurons. Where
-    convolutions or norms are involved it is taken from the network itself, with one trial neuron per unit of fan-out,
-    up to 2,048 of these.
+    The fan-outs are left singular vectors of the auxiliary gradient, at most as many as the next layer has neurons.
+    With convolutions or norms the auxiliary gradient is measured in the network, with one trial neuron per entry of the
+    fan-out, if the fan-out has at most 2,048 entries.
 
     Reference: Evci et al., "GradMax: Growing Neural Networks using Gradient Information" (ICLR 2022).
     """
@@ -38,12 +38,14 @@ class GradMax(Initialization):
             modules = [path for path in layer.route.between if type(layer.model.get_submodule(path)) is nn.ReLU]
             what = f"the ReLU {', '.join(map(repr, modules))}" if modules else "the activation function"
             raise ValueError(
-                f"{layer.name}: {what} {where} has derivative 0 at 0, so that new neurons with zero fan-in would "
-                "never get a gradient: call ng.nn.replace_relu(model) first, or use ng.nn.ReLU where your code calls "
-                "relu"
+                f"{layer.name}: {what} {where} has derivative 0 at 0, so new neurons with zero fan-in would never get "
+                "a gradient: call ng.nn.replace_relu(model) first, or use ng.nn.ReLU where your code calls relu"
             )
         if not probe.keeps_zero:
-            raise ValueError(f"{layer.name}: what stands {where} is not 0 at 0: zero fan-in would change the outputs")
+            raise ValueError(
+                f"{layer.name}: the function {where} is not 0 at 0, so new neurons with zero fan-in would change the "
+                f"outputs: use another initialization, or exclude=[{layer.name!r}]"
+            )
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if not layer.has_gradients:
@@ -53,8 +55,8 @@ class GradMax(Initialization):
         present = layer.of_neurons(layer.consumer)
         consumer_neurons = layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0).shape[1]
         limit = min(count, consumer_neurons, useful)
-        # A row of the matrix is one consumer neuron and one place of its kernel; a neuron's fan-out is kept with
-        # the place first where several columns are its own.
+        # A row of the matrix is one consumer neuron at one kernel position. Where a neuron has several columns of the
+        # consumer, its fan-out is stored with the position first.
         fan_out = vectors[:, :limit].T
         fan_out = _as_fan_out(layer, fan_out, present)
         values = parameter_values(layer, layer.consumer, scaled_like(fan_out, present)) if limit else {}
@@ -62,12 +64,12 @@ class GradMax(Initialization):
             zero = layer.tensor(axis).new_zeros(1)
             shape = layer.of_neurons(axis).shape[1:]
             values |= parameter_values(layer, axis, zero.expand(limit, *shape)) if limit else {}
-        why = f"the auxiliary gradient has {useful} directions, the next layer {consumer_neurons} neurons"
+        why = f"the auxiliary gradient has only {useful} directions, and the next layer {consumer_neurons} neurons"
         return Neurons(limit, values, why_fewer=why if limit < count else None)
 
     @staticmethod
     def _matrix(layer: Layer) -> Tensor:
-        """Fan-out x fan-in: the gradient of the fan-in for each unit of fan-out, in the network as it is."""
+        """Gradient of the fan-in for each unit vector of fan-out, fan-out x fan-in."""
         assert layer.bridge is not None
         assert layer.route is not None
         norms = {axis.module for axis in layer.width.carriers} & set(layer.route.between)
@@ -82,24 +84,19 @@ class GradMax(Initialization):
 
 _NO_GRADIENT = "no gradient has reached it"
 
-
-_MAX_UNITS = 2048  # of fan-out: trying more, one neuron each, would take more memory than the model itself
-_NOISE_LEVEL = (
-    1e-6  # relative to the largest: smaller singular values of single-precision gradients are rounding errors
-)
-_MAX_EXACT_SVD = 1024  # of the smaller side: up to here an SVD takes less than a second
-_OVERSAMPLING = 16  # directions beyond those asked for, which make subspace iteration converge for these
-_ITERATIONS = (
-    20  # of subspace iteration: what belongs to a singular value s falls by (s_extra / s)^40 against the last extra
-)
+_MAX_UNITS = 2048  # entries of fan-out: one trial neuron for each of more would take more memory than the model
+_NOISE_LEVEL = 1e-6  # relative to the largest singular value: smaller ones are rounding errors of single precision
+_MAX_EXACT_SVD = 1024  # of the smaller side, for which an SVD takes less than a second
+_OVERSAMPLING = 16  # extra directions, with which subspace iteration converges for the requested ones
+_ITERATIONS = 20  # of subspace iteration: the error at singular value s falls by (s_last / s)^40, s_last the last extra
 
 
 def _left_singular_vectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The first left singular vectors as columns, at least `count`, and their singular values, largest first."""
+    """Leading left singular vectors as columns, at least `count`, and their singular values, largest first."""
     if min(matrix.shape) <= _MAX_EXACT_SVD:
         vectors, singular, _ = torch.linalg.svd(matrix, full_matrices=False)
         return vectors, singular
-    # Large ones by subspace iteration, from vectors that are the same every time.
+    # Large matrices: subspace iteration with a fixed seed.
     start = torch.randn(
         matrix.shape[1], count + _OVERSAMPLING, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype
     )
@@ -111,24 +108,25 @@ def _left_singular_vectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _as_fan_out(layer: Layer, rows: Tensor, present: Tensor) -> Tensor:
-    """Vectors over (consumer neurons x places) in the layout of `present`, neurons x per neuron x the rest."""
+    """Reshape vectors over (consumer neurons x positions) like `present`, neurons x per neuron x the rest."""
     per_neuron = present.shape[1]
-    if per_neuron > 1:  # a flattened image: the places are the columns
+    if per_neuron > 1:  # a flattened image: the positions are the columns
         rows = rows.reshape(len(rows), -1, per_neuron).movedim(1, 2)
     return rows.reshape(len(rows), *present.shape[1:]).to(present)
 
 
 @dataclass(frozen=True)
 class Firefly(Initialization):
-    r"""The candidates with the largest gradients among splits of present neurons and new ones.
+    r"""The candidates with the largest gradients among splits of present neurons and new neurons.
 
-    A split halves a neuron's fan-out and gives one half to a copy; noise is added to the fan-in of the one and
-    subtracted from that of the other. A new neuron has random fan-in and a small random fan-out. Gradients are exact to
-    first order: from the gradient at the consumer's output as it is.
+    A split copies a neuron and halves the fan-out of both; noise is added to the fan-in of one and subtracted from that
+    of the other. A new neuron has random fan-in and a small random fan-out. Gradients are first-order: they use the
+    gradient at the consumer's output without the candidates.
 
     Args:
-        noise: norm of noise and of small fan-outs, relative to the present neurons' mean.
-        candidates: how many beyond the neurons to add, half of them splits; 1000, or 100 for convolutions.
+        noise: norm of the noise and of the small fan-outs, relative to the mean norm of the present neurons.
+        candidates: number of candidates in addition to the neurons to add, half of them splits; by default 1000, or
+            100 for convolutions.
 
     Reference: Wu et al., "Firefly Neural Architecture Descent" (NeurIPS 2020).
     """
@@ -144,8 +142,8 @@ class Firefly(Initialization):
             module = layer.model.get_submodule(axis.tensor.rpartition(".")[0])
             if not isinstance(module, (nn.Linear, _ConvNd)) or axis.module not in layer.route.called:
                 raise ValueError(
-                    f"{layer.name}: {axis.module} is no linear layer or convolution that is called as such, and half a "
-                    f"fan-out may not be half an effect there: leave it out with exclude=[{layer.name!r}]"
+                    f"{layer.name}: {axis.module} is not called as a linear layer or convolution, and half a fan-out "
+                    f"may not have half the effect there: pass exclude=[{layer.name!r}]"
                 )
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
@@ -173,7 +171,7 @@ class Firefly(Initialization):
 
     @staticmethod
     def _choose(scores: Tensor, sources: Tensor, count: int) -> list[int]:
-        """The best, but no neuron split twice."""
+        """Indices of the candidates with the highest scores, at most one split per neuron."""
         chosen: list[int] = []
         taken: set[int] = set()
         for index in scores.argsort(descending=True, stable=True).tolist():
@@ -213,16 +211,15 @@ class Firefly(Initialization):
 
 @dataclass(frozen=True)
 class NeST(Initialization):
-    r"""Neurons that connect what would be connected most usefully, so that they lower the loss.
+    r"""Neurons that bridge the pairs of units with the largest auxiliary gradient, with signs that lower the loss.
 
-    Dense: of the largest part of :math:`|A|`, the auxiliary gradient, each entry (o, i) adds
-    :math:`s\sqrt{|A_{oi}|}` to fan-in i and :math:`-\mathrm{sign}(A_{oi}) s\sqrt{|A_{oi}|}` to fan-out o, with a random
-    sign s. Convolutions: of random candidates, those that alone lower the loss most; `Grower.step` takes a closure
-    for that.
+    Dense layers: each of the largest entries (o, i) of the auxiliary gradient A adds :math:`s\sqrt{|A_{oi}|}` to fan-in
+    i and :math:`-\mathrm{sign}(A_{oi}) s\sqrt{|A_{oi}|}` to fan-out o, with a random sign s. Convolutions: the random
+    candidates that each lower the loss most; this requires `Grower.step(closure)`.
 
     Args:
-        part: the part of the entries to connect.
-        candidates: for convolutions, how many beyond the neurons to add.
+        part: fraction of the entries of A to use.
+        candidates: for convolutions, number of candidates in addition to the neurons to add; by default 100.
 
     Reference: Dai et al., "NeST: A Neural Network Synthesis Tool Based on a Grow-and-Prune Paradigm" (2019).
     """
@@ -232,7 +229,7 @@ class NeST(Initialization):
     needs: ClassVar[frozenset[Need]] = frozenset({"gradients"})
 
     def needs_loss(self, layer: Layer) -> bool:
-        """Whether it must evaluate the loss again."""
+        """Return whether it evaluates the loss again, as it does for convolutions."""
         return layer.bridge is not None and bool(layer.bridge.producer)
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
@@ -257,8 +254,8 @@ class NeST(Initialization):
     def _by_loss(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if layer.now.loss_with is None:
             raise TypeError(
-                f"{layer.name}: 'nest' on convolutions must evaluate the loss again: call grower.step(closure) with "
-                "a function that runs the model and returns its loss"
+                f"{layer.name}: 'nest' evaluates the loss again for convolutions: call grower.step(closure) with "
+                "a function that runs the model and returns the loss"
             )
         total = candidate_count(self.candidates, layer) + count
         columns = layer.of_neurons(layer.consumer)
