@@ -1,4 +1,4 @@
-"""Which widths of a model a `Grower` watches, as which layers, and how wide they may become."""
+"""The widths that a `Grower` watches, their layers, and their maximum sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MaxWidth = int | float | Mapping[str, int | float] | None
 
 
 def choose_widths(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> list[Width]:
-    """The growable widths whose name, or the path of a producer, matches the patterns."""
+    """Growable widths whose name, or the path of a producer, matches the patterns."""
 
     def match(width: Width, patterns: Sequence[str]) -> bool:
         names = {width.name, *(axis.module for axis in width.producers)}
@@ -38,7 +38,7 @@ def choose_widths(known: Widths, include: Sequence[str], exclude: Sequence[str])
     chosen = [width for width in known.growable if match(width, include) and not match(width, exclude)]
     if not chosen:
         names = ", ".join(width.name for width in known.growable)
-        raise ValueError(f"include={include} and exclude={exclude} leave no width to grow of {names}")
+        raise ValueError(f"include={include} and exclude={exclude} leave no width to grow; growable widths: {names}")
     return chosen
 
 
@@ -54,7 +54,7 @@ def _no_growable_width(known: Widths) -> str:
 def make_layers(
     model: nn.Module, strategy: Strategy, chosen: Sequence[Width], call: Call, buffer: Buffer | None = None
 ) -> list[Layer]:
-    """Layers of the widths that the strategy can serve; the others are named in a warning."""
+    """Layers of the widths that the strategy supports; a warning lists the others."""
     routes = find_routes(model, chosen, call) if strategy.uses else {}
     convolutional = has_convolutions(model)
     layers, left_out = [], {}
@@ -88,7 +88,7 @@ def make_layers(
         listed = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         if not layers:
             raise ValueError(f"the strategy can grow none of the widths ({listed})")
-        warnings.warn(f"widths that the strategy cannot watch do not grow ({listed})", stacklevel=5)
+        warnings.warn(f"these widths do not grow because the strategy cannot watch them: {listed}", stacklevel=5)
     return layers
 
 
@@ -97,7 +97,7 @@ def has_convolutions(model: nn.Module) -> bool:
 
 
 def set_maximum_sizes(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
-    """How wide each layer may become."""
+    """Set the maximum size of each layer from the argument max_width."""
     if isinstance(given, Mapping):
         named: dict[str, int | float] = {known[name].name: size for name, size in given.items()}
     else:
@@ -107,11 +107,14 @@ def set_maximum_sizes(layers: Sequence[Layer], known: Widths, given: MaxWidth) -
         if limit is None or limit == float("inf"):
             continue
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit:
-            raise TypeError(f"max_width of {layer.name}: expected an int, or a float times its size, not {limit!r}")
+            raise TypeError(
+                f"max_width of {layer.name}: expected an int (number of neurons) or a float (factor of the initial "
+                f"size), not {limit!r}"
+            )
         layer.maximum = resolved_size(limit, layer.initial)
         if layer.maximum < layer.size:
             raise ValueError(
-                f"max_width of {layer.name} is {layer.maximum}, below its present size of {layer.size}"
+                f"max_width of {layer.name} is {layer.maximum}, below its current size of {layer.size}"
                 + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")
             )
 
@@ -131,6 +134,8 @@ def as_example(model: nn.Module, call: Call) -> Example:
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            raise ValueError(f"the model is called with *{name} and keywords at once: pass an example= of one kind")
+            raise ValueError(
+                f"the model is called with *{name} and keyword arguments: pass example= with only one kind"
+            )
         example |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
     return example
