@@ -61,6 +61,7 @@ class History:
         return [event for event in self.events if event.width == width]
 
     def observe(self, seen: Observation) -> None:
+        """Record an observation if it differs from the previous one of the same width."""
         last = self._last.get(seen.width)
         self._last[seen.width] = seen
         if last is None or (last.size, last.metric, last.threshold, last.count) != (

@@ -243,12 +243,12 @@ def rank_and_sum_with(H: Tensor, candidates: Tensor, eps: float = 0.01) -> tuple
     which is computed by the trapezoidal rule in log t. It converges exponentially and takes two matrix products for
     all candidates together.
     """
-    eigenvalues, squares, own = _append_terms(_as_matrix(H), _as_matrix(candidates))
+    eigenvalues, b_squared, c0 = _append_terms(_as_matrix(H), _as_matrix(candidates))
     distance = eigenvalues - eps**2
     # Treat an eigenvalue equal to the threshold as just below it, to avoid a division by zero.
     distance = torch.where(distance == 0, -torch.finfo(distance.dtype).tiny, distance)
-    raises = own - eps**2 - squares @ distance.reciprocal() > 0
-    return raises, _sum_increments(eigenvalues, squares, own)
+    raises = c0 - eps**2 - b_squared @ distance.reciprocal() > 0
+    return raises, _sum_increments(eigenvalues, b_squared, c0)
 
 
 def singular_sum_with(H: Tensor, candidates: Tensor) -> Tensor:
@@ -261,11 +261,11 @@ def _append_terms(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]
     n = matrix.shape[1]
     eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.mH / n)
     eigenvalues = eigenvalues.clamp_min(0)
-    own = torch.linalg.vector_norm(rows, dim=1).square() / n
-    squares = _abs_squared(rows @ matrix.mH @ vectors / n)
+    c0 = torch.linalg.vector_norm(rows, dim=1).square() / n
+    b_squared = _abs_squared(rows @ matrix.mH @ vectors / n)
     # Remove rounding errors in directions outside the range of H; elsewhere b_i^2 <= lambda_i c_0 holds anyway.
-    squares = squares.where(eigenvalues > _EIGENVALUE_TOLERANCE * len(eigenvalues) * eigenvalues.max(), 0.0)
-    return eigenvalues, squares.minimum(own[:, None] * eigenvalues), own
+    b_squared = b_squared.where(eigenvalues > _EIGENVALUE_TOLERANCE * len(eigenvalues) * eigenvalues.max(), 0.0)
+    return eigenvalues, b_squared.minimum(c0[:, None] * eigenvalues), c0
 
 
 # Relative to the largest eigenvalue, per neuron: about 50 units in the last place of double precision.
@@ -276,17 +276,17 @@ _RELATIVE_BOTTOM = 1e-7
 _LOG_TOP = 30  # upper end of log t above the largest singular value: the integrand has fallen to exp(-30) = 1e-13
 
 
-def _sum_increments(eigenvalues: Tensor, squares: Tensor, own: Tensor) -> Tensor:
-    largest = float(max(eigenvalues.max(), own.max()))
+def _sum_increments(eigenvalues: Tensor, b_squared: Tensor, c0: Tensor) -> Tensor:
+    largest = float(max(eigenvalues.max(), c0.max()))
     if largest == 0:
-        return torch.zeros_like(own)
+        return torch.zeros_like(c0)
     # In log t the integrand falls like t below the singular values, where it is extrapolated, and like 1/t above.
     bottom, top = math.log(_RELATIVE_BOTTOM) + 0.5 * math.log(largest), _LOG_TOP + 0.5 * math.log(largest)
-    nodes = torch.arange(bottom, top, _LOG_STEP, dtype=own.dtype, device=own.device).exp()
+    nodes = torch.arange(bottom, top, _LOG_STEP, dtype=c0.dtype, device=c0.device).exp()
     squared = nodes.square()
     weights = (eigenvalues[:, None] + squared).reciprocal()
-    residual = (own[:, None] - squares @ weights).clamp_min(0)
-    gains = (residual - squared * (squares @ weights.square())) / (residual + squared)
+    residual = (c0[:, None] - b_squared @ weights).clamp_min(0)
+    gains = (residual - squared * (b_squared @ weights.square())) / (residual + squared)
     below = gains[:, 0] * nodes[0] / math.expm1(_LOG_STEP)
     return 2 / math.pi * _LOG_STEP * ((gains * nodes).sum(1) + below)
 

@@ -303,10 +303,10 @@ class Grower:
             seen = None if waiting[layer.name] else self.buffer.activations(layer.name)
             if seen is not None and seen.columns < layer.size:
                 few[layer.name] = f"{layer.name} ({layer.size} on {seen.columns})"
-        if news := [text for name, text in few.items() if name not in self._warned_few_samples]:
+        if new := [text for name, text in few.items() if name not in self._warned_few_samples]:
             self._warned_few_samples |= few.keys()
             warnings.warn(
-                f"widths with more neurons than samples, whose rank is limited by the samples: {', '.join(news)}: "
+                f"widths with more neurons than samples, whose rank is limited by the samples: {', '.join(new)}: "
                 "use larger batches or a larger buffer",
                 stacklevel=5,
             )
@@ -321,9 +321,9 @@ class Grower:
         started = time.perf_counter()
         self._taps.muted = True
         try:
-            news: list[tuple[Layer, Decision, Neurons]] = []
+            additions: list[tuple[Layer, Decision, Neurons]] = []
             for layer, decision, count in due:
-                also = [(other, own.count) for other, _, own in news]
+                also = [(other, own.count) for other, _, own in additions]
                 count = affordable_count(self.model, self.max_parameters, layer, count, also)
                 if count == 0:
                     continue
@@ -341,20 +341,20 @@ class Grower:
                 if neurons.why_fewer is not None:
                     self._warn(f"{layer.name}: {neurons.why_fewer}", key=f"{layer.name} fewer")
                 if neurons.count:
-                    news.append((layer, decision, neurons))
-            return self._apply(news, time.perf_counter() - started)
+                    additions.append((layer, decision, neurons))
+            return self._apply(additions, time.perf_counter() - started)
         finally:
             self._taps.muted = False
 
     def _fan_ins(self, layer: Layer) -> Mapping[str, FanIn]:
         return fan_ins_of(self.model, layer.width, layer.initial, self.optimizers) if self.margin else {}
 
-    def _apply(self, news: Sequence[tuple[Layer, Decision, Neurons]], before: float) -> list[Event]:
+    def _apply(self, additions: Sequence[tuple[Layer, Decision, Neurons]], before: float) -> list[Event]:
         """Grow all widths, or none if one of them fails."""
         events: list[Event] = []
         done: list[Plan] = []
         with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
-            for layer, decision, neurons in news:
+            for layer, decision, neurons in additions:
                 started, size = time.perf_counter(), layer.size
                 values = {key: pad_for_growth(key, value, done) for key, value in neurons.values.items()}
                 changes = {name: pad_for_growth((name, -1), change, done) for name, change in neurons.changes.items()}
@@ -369,7 +369,7 @@ class Grower:
                 )
                 surgery.apply(plan)
                 done.append(plan)
-                seconds = time.perf_counter() - started + before / len(news)
+                seconds = time.perf_counter() - started + before / len(additions)
                 event = Event(self.steps, layer.name, size, layer.size, decision.metric, decision.threshold, seconds)
                 events.append(event)
         self.history.events += events
@@ -411,11 +411,11 @@ class Grower:
         calls = [Call.from_parts(*call) for call in state["calls"]]
         if self._layers is None and state["layers"]:
             self._taps.begin(Call.from_parts(*state["example"]))
-        mine, theirs = {layer.name for layer in self._layers or ()}, set(state["layers"])
-        if mine != theirs:
+        own_names, saved_names = {layer.name for layer in self._layers or ()}, set(state["layers"])
+        if own_names != saved_names:
             raise ValueError(
-                f"the state is of other widths: {sorted(theirs - mine)} only in the state, {sorted(mine - theirs)} "
-                "only in the grower"
+                f"the state is of other widths: {sorted(saved_names - own_names)} only in the state, "
+                f"{sorted(own_names - saved_names)} only in the grower"
             )
         self._resize(state["sizes"])
         for layer in self._layers or ():
