@@ -1,13 +1,13 @@
-"""What picking among candidates costs, measured side by side in one run.
+"""Cost of selecting among candidates, and of whole growth events.
 
     python -m benchmarks.selection [--json]
 
-1,000 candidates for a width of 256 on 1,568 samples: all at once, and with one singular value decomposition
-each (20 of them, scaled up). The same candidates must be picked.
+Selection: 1,000 candidates for a width of 256 on 1,568 samples, all at once and with one singular value decomposition
+each (20 of them are timed and scaled up). Both must select the same candidates.
 
-Then whole growth events (trigger, initialization, surgery, the optimizer's state) of one neuron in the first layer of
-784-64-64-10 at batch 512 with Adam and a buffer of 1,568 samples, in plain training steps; and one of gromo, if it is
-installed.
+Growth events (trigger, initialization, surgery and optimizer state) that add one neuron to the first layer of
+784-64-64-10 at batch 512 with Adam and a buffer of 1,568 samples, relative to plain training steps; and a growth event
+of gromo, if it is installed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def selection(rounds: int = 3) -> dict[str, Any]:
         metrics.best_candidates(present, candidates, PICKED)
         fast = time.perf_counter() - start
         start = time.perf_counter()
-        for candidate in some:  # as one would write it: the singular values of the matrix as it is
+        for candidate in some:  # the direct way: singular values of the matrix with the candidate appended
             torch.linalg.svdvals(torch.cat([present, candidate[None]]) / SAMPLES**0.5)
         slow = (time.perf_counter() - start) * CANDIDATES / TIMED
         ratios.append(slow / fast)
@@ -65,7 +65,7 @@ def seconds(action: Callable[[], Any]) -> float:
 
 
 def event(strategy: ng.Strategy, buffer: int, rounds: int = 15) -> float:
-    """The time of `Grower.step` when it grows, in plain training steps that alternate with it."""
+    """Time of `Grower.step` with growth, relative to plain training steps that alternate with it."""
     torch.manual_seed(0)
     model = mlp(784, 64, 64, 10)
     optimizer = torch.optim.Adam(model.parameters())
@@ -80,20 +80,20 @@ def event(strategy: ng.Strategy, buffer: int, rounds: int = 15) -> float:
     one = ng.Strategy(One(), strategy.initialization)
     grower = ng.Grower(model, optimizer, one, include=["hidden1"], buffer=buffer)
     plain = mlp(784, 64, 64, 10)
-    alone = torch.optim.Adam(plain.parameters())
+    plain_optimizer = torch.optim.Adam(plain.parameters())
     steps, events = [], []
     for number in range(rounds + 4):
         images, labels = batches[number % 4]
         step(model, optimizer, images, labels)
         events.append(seconds(grower.step))
-        steps.append(seconds(lambda: step(plain, alone, images, labels)))  # noqa: B023
+        steps.append(seconds(lambda: step(plain, plain_optimizer, images, labels)))  # noqa: B023
     assert grower.widths["hidden1"] >= 64 + rounds
-    events, steps = events[4:], steps[4:]  # the buffer is full then
+    events, steps = events[4:], steps[4:]  # the buffer is full after four steps
     return statistics.median(events) / statistics.median(steps)
 
 
 def gromo_event(rounds: int = 5) -> float | None:
-    """A growth of gromo's own network of the same shape, in plain steps of it; None if gromo is not installed."""
+    """Time of a growth event of gromo's network of the same shape, relative to its steps; None without gromo."""
     try:
         from gromo.containers.growing_mlp import GrowingMLP
     except ImportError:
@@ -140,11 +140,11 @@ def main() -> None:
     if parser.parse_args().json:
         print(json.dumps(result))
         return
-    print(f"{CANDIDATES} candidates, width {WIDTH}, {SAMPLES} samples, against one decomposition each")
-    print(f"  {result['times_faster']:.0f} times faster (bar: 500); the same picked: {result['same_picked']}")
-    print("a growth event of 784-64-64-10 at batch 512, in plain training steps")
-    for name, (_, _, bar) in EVENTS.items():
-        print(f"  {name:26}{result['events'][name]:6.2f}  (bar: {bar:g})")
+    print(f"{CANDIDATES} candidates, width {WIDTH}, {SAMPLES} samples, compared with one decomposition each")
+    print(f"  {result['times_faster']:.0f} times faster (target: 500); same candidates: {result['same_picked']}")
+    print("time of a growth event of 784-64-64-10 at batch 512, relative to plain training steps")
+    for name, (_, _, limit) in EVENTS.items():
+        print(f"  {name:26}{result['events'][name]:6.2f}  (limit: {limit:g})")
     shown = "not installed" if result["gromo"] is None else f"{result['gromo']:6.2f}"
     print(f"  {'gromo':26}{shown}")
 

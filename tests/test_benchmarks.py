@@ -19,7 +19,7 @@ from neurogenesis.experiments.data import load
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("strategy", ["north-random", "north-select", "north-weight"])
 def test_watching_takes_hardly_more_memory(strategy: str) -> None:
-    assert overhead.memory(strategy) <= 1.15 * overhead.memory(None)
+    assert overhead.peak_memory(strategy) <= 1.15 * overhead.peak_memory(None)
 
 
 def test_a_growth_event_can_be_timed() -> None:
@@ -86,4 +86,4 @@ def test_benchmarks_print_their_figures(name: str) -> None:
         assert set(figures["digits"]["0.003"]) == set(newborn.WAYS)
     else:
         assert set(figures["VGG-11 / 4, Xavier"]) == set(overhead.STRATEGIES)
-        assert set(figures["ages"]) == set(overhead.AGES)
+        assert set(figures["ages"]) == set(overhead.AGES_LIMITS)

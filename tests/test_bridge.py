@@ -124,7 +124,7 @@ def test_it_is_the_gradient_of_an_explicit_bridging_layer(length: int, outputs: 
     D = torch.randn(output.shape)
     (expected,) = torch.autograd.grad(output, weight, D)
     torch.testing.assert_close(bridge.gradient(H_prev, D), expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(bridge._by_pairs(H_prev, D), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(bridge._gradient_by_pairs(H_prev, D), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,11 @@ def test_a_function_that_needs_no_activations_needs_no_example() -> None:
     ("initialization", "error", "message"),
     [
         ("selct", ValueError, "unknown initialization 'selct' \\(did you mean 'select'\\?\\)"),
-        ("select", ValueError, "looks at activations: pass an input as example="),
+        ("select", ValueError, "needs activations: pass an input as example="),
         ("gradmax", ValueError, "GradMax.* needs gradients of the loss.*use a Grower"),
         (how.Firefly(), ValueError, "needs gradients of the loss.*use a Grower"),
         ("nest", ValueError, "needs gradients of the loss.*use a Grower"),
-        (lambda layer, count, _: {"0.weight": torch.ones(count, 10)}, TypeError, "returns a dict: .*-> Neurons"),
+        (lambda layer, count, _: {"0.weight": torch.ones(count, 10)}, TypeError, "returned a dict: .*-> Neurons"),
         (7, TypeError, "an initialization is a function or one of random, select"),
     ],
 )
@@ -106,7 +106,7 @@ def test_what_cannot_serve_says_why_and_changes_nothing(initialization: Any, err
 
 
 def test_pre_refuses_a_convolution_by_hand_too() -> None:
-    with pytest.raises(ValueError, match="pre-activations of a convolution"):
+    with pytest.raises(ValueError, match="'pre' supports only linear layers, and 0 is a convolution"):
         ng.grow(small_vgg(), "0", 1, initialization="pre", example=IMAGES)
 
 
@@ -116,6 +116,6 @@ def test_fewer_neurons_than_asked_for_are_named_and_none_is_an_error() -> None:
     with pytest.warns(UserWarning, match="0: 1 new neurons, not 2: its weights leave only 1 of 4"):
         ng.grow(model, "0", 2, initialization="weight", example=x)
     assert model[0].out_features == 4
-    with pytest.raises(ValueError, match="0: there are no neurons to add: its weights leave only 0 of 4"):
+    with pytest.raises(ValueError, match="0: no neurons to add: its weights leave only 0 of 4"):
         ng.grow(model, "0", 2, initialization="weight")
     assert model[0].out_features == 4

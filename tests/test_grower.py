@@ -537,7 +537,7 @@ def test_a_strategy_of_ones_own_has_a_name() -> None:
         grower = ng.Grower(model, adam(model), "two-each-time")
         train(model, grower, 2, (20, 10))
         assert grower.widths == {"0": 10}
-        with pytest.raises(ValueError, match="already"):
+        with pytest.raises(ValueError, match="'nest' is a built-in strategy"):
             ng.strategies.register("nest", lambda: ng.Strategy(always(2)))
     finally:
         del STRATEGIES["two-each-time"]
@@ -599,11 +599,11 @@ def test_gradmax_behind_a_plain_relu_names_it_and_the_remedy() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_width": 5}, "max_width of 0 is 5, below its present size of 6"),
-        ({"max_width": 0.5}, "below its present size"),
+        ({"max_width": 5}, "max_width of 0 is 5, below its current size of 6"),
+        ({"max_width": 0.5}, "below its current size"),
         ({"max_width": {"1": 9}}, "no width is called '1'"),
         ({"max_width": "9"}, "expected an int"),
-        ({"max_parameters": 3}, "has 87 parameters already"),
+        ({"max_parameters": 3}, "already has 87 parameters"),
         ({"every": 0}, "every: expected a positive integer"),
         ({"buffer": -1}, "buffer: expected a positive integer"),
         ({"include": ["x"]}, "leave no width to grow"),
@@ -632,12 +632,12 @@ class Wrapping(torch.optim.Optimizer):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda m: ([adam(m), Wrapping(adam(m))], {}), "Wrapping does not say when .* pass that one"),
+        (lambda m: ([adam(m), Wrapping(adam(m))], {}), "Wrapping has no step hooks.* pass that one"),
         (lambda m: (adam(m), {"example": torch.randn(2, 7)}), "the model rejects the example"),
         (lambda m: (adam(m), {"ema": mlp(10, 7, 3)}), r"no average of this model: 0\.weight .* \(7, 10\) there"),
         (lambda m: (adam(m), {"ema": nn.Linear(10, 3)}), r"no average of this model: 0\.weight .* is not there"),
         (lambda m: (adam(m), {"ema": {"0.weight": m[0].weight}}), "ema: expected a module"),
-        (lambda m: (torch.optim.LBFGS(m.parameters()), {}), "train with another optimizer while it does"),
+        (lambda m: (torch.optim.LBFGS(m.parameters()), {}), "use another optimizer, such as Adam, while"),
     ],
 )  # fmt: skip
 def test_a_constructor_that_fails_leaves_no_hooks(make: Any, message: str) -> None:
@@ -696,16 +696,16 @@ def test_steps_without_anything_to_look_at_are_named() -> None:
     model = mlp(10, 6, 3)
     optimizer = adam(model)
     grower = ng.Grower(model, optimizer, "north-random", buffer=20)
-    with pytest.warns(UserWarning, match="has not been run in training mode"):
+    with pytest.warns(UserWarning, match="has not run in training mode"):
         assert grower.step() == []
     train(model, grower, 1, (20, 10))
     before = grower.widths
     optimizer.step()
-    with pytest.warns(UserWarning, match="has not been run in training mode, with gradients, since"):
+    with pytest.warns(UserWarning, match="has not run in training mode with gradients since"):
         assert grower.step() == []
     model(torch.randn(20, 10))
     optimizer.step()
-    with pytest.warns(UserWarning, match="stepped without a backward pass"):
+    with pytest.warns(UserWarning, match="without a backward pass through the model"):
         assert grower.step() == []
     assert grower.widths == before
 
@@ -787,7 +787,7 @@ def test_checkpointed_passes_count_once() -> None:
         optimizer.zero_grad()
         torch.utils.checkpoint.checkpoint(model, torch.randn(20, 10), use_reentrant=False).square().mean().backward()
         optimizer.step()
-        assert grower._taps.passes == 1
+        assert grower._taps.forward_passes == 1
         grower.step()
     assert grower.widths == {"0": 8}
 
@@ -818,7 +818,7 @@ def test_widths_can_be_asked_for_while_a_grower_watches() -> None:
     calls = len(grower.buffer.calls)
     assert [width.name for width in ng.widths(model, torch.randn(2, 10)).growable] == ["0", "2"]
     assert len(grower.buffer.calls) == calls
-    assert grower._taps.passes == 0
+    assert grower._taps.forward_passes == 0
 
 
 @pytest.mark.parametrize("name", ["gradmax", "firefly"])

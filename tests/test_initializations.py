@@ -27,7 +27,7 @@ FEW = {
     "nest": how.NeST(candidates=3),
 }
 
-REFUSALS = ("cannot", "no fan-in", "no width", "half a fan-out", "derivative 0", "not 0 at 0", "none of")
+REFUSALS = ("cannot", "supports only", "no width", "half a fan-out", "derivative 0", "not 0 at 0", "none of")
 
 
 def grown(case: Case, name: str) -> tuple[nn.Module, ng.Grower, list[Tensor], list[Tensor]] | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import neurogenesis as ng
-from neurogenesis.initializations.base import values_of
+from neurogenesis.initializations.base import parameter_values
 from neurogenesis.structure.axes import named_tensors
 from neurogenesis.structure.memory import shared_memory
 from tests import oracles
@@ -418,7 +418,7 @@ def test_candidates_under_weight_norm_are_tried_as_they_would_be(make: Callable[
     fan_in = layer.random_fan_in(3, torch.Generator().manual_seed(1))
     with torch.no_grad():
         present, tried = layer.trial(fan_in)
-        ng.grow(model, layer.width, 3, initialization=values_of(layer, layer.producer, fan_in))
+        ng.grow(model, layer.width, 3, initialization=parameter_values(layer, layer.producer, fan_in))
         seen = model[:2](x).flatten(2) if x.ndim > 2 else model[:2](x)[:, :, None]
     torch.testing.assert_close(torch.cat([present.samples, tried.samples], 1), seen)
     torch.testing.assert_close(model[0].weight[-3:].flatten(), fan_in.flatten())

@@ -169,7 +169,7 @@ def test_bad_input_is_named() -> None:
     H = torch.randn(3, 5)
     with pytest.raises(ValueError, match=r"neurons x samples, got shape \(3, 5, 2\)"):
         ng.metrics.effective_rank(torch.randn(3, 5, 2))
-    with pytest.raises(ValueError, match="unknown metric 'good': effective_dimension or orthogonality"):
+    with pytest.raises(ValueError, match="unknown metric 'good': expected effective_dimension or orthogonality"):
         ng.metrics.best_candidates(H, H, 1, "good")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot pick 4 of 3 candidates"):
         ng.metrics.best_candidates(H, H, 4)

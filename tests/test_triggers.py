@@ -179,5 +179,5 @@ def test_a_schedule_without_a_final_width_says_so() -> None:
     optimizer = torch.optim.Adam(model.parameters())
     grower = ng.Grower(model, optimizer, ng.Strategy(triggers.Linear(steps=4)))
     step(model, optimizer, torch.randn(5, 10))
-    with pytest.raises(ValueError, match="no final width for 0"):
+    with pytest.raises(ValueError, match="no final size for 0"):
         grower.step()

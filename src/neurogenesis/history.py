@@ -1,4 +1,4 @@
-"""What happened while a network grew, as plain records."""
+"""The history of growth: events and observations as plain records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """A growth: at which gradient step which width grew from which size to which, and why."""
+    """One growth: the gradient step, the width, its sizes before and after, and the metric and threshold behind it."""
 
     step: int
     width: str
@@ -17,7 +17,7 @@ class Event:
     after: int
     metric: float | None
     threshold: float | None
-    seconds: float  # that initialization and surgery took
+    seconds: float  # time of initialization and surgery
 
     def __str__(self) -> str:
         why = "" if self.metric is None else f" ({self.metric:.4g} against {self.threshold:.4g})"
@@ -26,7 +26,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Observation:
-    """What a trigger saw of a width at a step: its size, the metric and its threshold, and how many it asked for."""
+    """One look of a trigger at a width: the step, the size, metric and threshold, and the neurons it asked for."""
 
     step: int
     width: str
@@ -37,9 +37,9 @@ class Observation:
 
 
 class History:
-    """Growth events in order, and what triggers saw.
+    """Growth events in order, and observations of triggers.
 
-    Iterating gives the events. Observations are kept where they differ from the one before of the same width.
+    Iterating yields the events. An observation is kept only if it differs from the previous one of the same width.
     """
 
     def __init__(self) -> None:
@@ -57,10 +57,11 @@ class History:
         return "\n".join(map(str, self.events)) or "no growth yet"
 
     def of(self, width: str) -> list[Event]:
-        """The events of one width."""
+        """Events of one width."""
         return [event for event in self.events if event.width == width]
 
     def observe(self, seen: Observation) -> None:
+        """Record an observation if it differs from the previous one of the same width."""
         last = self._last.get(seen.width)
         self._last[seen.width] = seen
         if last is None or (last.size, last.metric, last.threshold, last.count) != (
@@ -70,7 +71,7 @@ class History:
 
     @property
     def latest(self) -> dict[str, Observation]:
-        """The last observation of each width."""
+        """Latest observation of each width."""
         return dict(self._last)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A width as triggers and initializations see it: its weights, what was seen of it, and trials of new neurons."""
+"""A layer, which is a width as triggers and initializations see it: weights, activations, gradients and trial runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from . import metrics
 from .candidates.bridge import Bridge
-from .candidates.grown import stack
-from .candidates.trying import Candidates, Trying
+from .candidates.grown import stack_values
+from .candidates.trials import Candidates, Trials
 from .passes.buffers import Activations, Buffer, Untrained
 from .passes.replay import Call
 from .passes.routes import Route
@@ -23,19 +23,19 @@ from .structure.fills import FanIn
 from .structure.weight_norm import lengths_of, weight_of
 from .structure.widths import Width
 
-Need = Literal["activations", "gradients", "trials"]  # what triggers and initializations may look at
+Need = Literal["activations", "gradients", "trials"]  # what triggers and initializations may use
 LossWith = Callable[[Mapping[tuple[str, int], Tensor]], float]
 
 
 @dataclass(frozen=True)
-class Moment:
-    """What of a layer changes from look to look.
+class StepContext:
+    """The state of a layer that changes from step to step.
 
     Args:
-        step: how many gradient steps have been taken.
-        seed: of what is random in trials.
-        fan_ins: what random fan-ins are like, by parameter.
-        loss_with: the loss with one more neuron of given values, if the loss can be evaluated again.
+        step: number of gradient steps taken.
+        seed: seed of random operations in trial runs.
+        fan_ins: distribution of random fan-ins, by parameter.
+        loss_with: maps the values of one new neuron to the loss with it; None if the loss cannot be evaluated again.
     """
 
     step: int = 0
@@ -45,23 +45,23 @@ class Moment:
 
 
 class Layer:
-    """A width with the layer that produces it and the one that consumes it, and what was seen of both.
+    """A width with its producer and consumer, and what was recorded of them in training.
 
-    A trigger gets one and returns how many neurons to add; an initialization gets one and returns their weights.
-    Both may read everything here and write to `memory` only. The rest is set by whoever makes the layer: a `Grower`, or
+    A trigger takes a layer and returns how many neurons to add; an initialization takes one and returns their weights.
+    Both may read everything here but write only to `memory`. The other attributes are set by the `Grower`, or by
     `neurogenesis.grow`.
 
     Attributes:
         model: the model.
         width: the width.
-        route: where it runs, or None if its layers cannot be watched.
-        bridge: how connections that bridge it run, or None if gradients are not watched.
+        route: where the width is watched, or None if it cannot be.
+        bridge: the shape of the width's bridge, or None if gradients are not watched.
         convolutional: whether the network has convolutions.
-        example: an input of the model, if there is one.
-        initial: its size when growth began.
-        maximum: its largest size, or None.
+        example: an input of the model, or None.
+        initial: the size when growth began.
+        maximum: the maximum size, or None if unlimited.
         memory: numbers that a trigger keeps from step to step; saved with the `Grower`.
-        now: what changes from look to look.
+        now: state that changes from step to step.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Layer:
         self.initial = width.size
         self.maximum: int | None = None
         self.memory: dict[str, float] = {}
-        self.now = Moment()
-        self.seen = None if route is None else Seen(model, width, route)
+        self.now = StepContext()
+        self.record = None if route is None else Seen(model, width, route)
         self._buffer = None if route is None else buffer
 
     def __repr__(self) -> str:
@@ -97,55 +97,55 @@ class Layer:
 
     @property
     def step(self) -> int:
-        """How many gradient steps have been taken."""
+        """Number of gradient steps taken."""
         return self.now.step
 
     @property
     def full(self) -> bool:
-        """Whether it has its maximum size."""
+        """Whether the size has reached the maximum."""
         return self.maximum is not None and self.size >= self.maximum
 
     # --- weights -----------------------------------------------------------------------------------------
 
     @cached_property
     def producer(self) -> Axis:
-        """The rows of the first layer that produces the width."""
+        """Rows of the first layer that produces the width."""
         if self.route is not None:
             return self.route.producer
         weights = [axis for axis in self.width.producers if self.tensor(axis).ndim > 1]
-        return max(weights, key=lambda axis: self.tensor(axis).numel())  # not the norms beside it
+        return max(weights, key=lambda axis: self.tensor(axis).numel())  # the layer itself, not a norm
 
     @cached_property
     def consumer(self) -> Axis:
-        """The columns of the first layer that consumes it."""
+        """Columns of the first layer that consumes the width."""
         return self.route.consumer if self.route is not None else self.consumers[0]
 
     @cached_property
     def consumers(self) -> list[Axis]:
-        """The columns of all layers that consume it."""
+        """Columns of all layers that consume the width."""
         return self.width.consumers
 
     def tensor(self, axis: Axis) -> Tensor:
-        """A parameter; under weight norm the weight that the layer computes with."""
+        """Parameter of an axis; under weight norm, the weight computed from it."""
         return weight_of(self.model, axis.tensor)
 
     @cached_property
     def lengths(self) -> Axis | None:
-        """The lengths of the producer's rows, where it is under weight norm."""
+        """Norms of the producer's rows, if it is under weight norm."""
         name = lengths_of(self.model, self.producer.tensor)
         return next((axis for axis in self.width.producers if axis.tensor == name), None)
 
     def of_neurons(self, axis: Axis, tensor: Tensor | None = None) -> Tensor:
-        """A parameter, or something of its shape, neurons x per neuron x the rest."""
+        """Parameter of an axis, or a tensor of its shape, as neurons x per neuron x the rest."""
         return self.width.neurons(axis, self.tensor(axis) if tensor is None else tensor)
 
     def norms(self, axis: Axis, tensor: Tensor | None = None) -> Tensor:
-        """The norm of each neuron's part of a parameter, or of something of its shape."""
+        """Norm of each neuron's part of a parameter, or of a tensor of its shape."""
         return self.width.norms(axis, self.tensor(axis) if tensor is None else tensor)
 
     @property
     def weight(self) -> Tensor:
-        """The producer's weights, neurons x fan-in, without biases."""
+        """Weights of the producer, neurons x fan-in, without biases."""
         return self.of_neurons(self.producer).flatten(1)
 
     @property
@@ -153,47 +153,50 @@ class Layer:
         return self.tensor(self.producer).movedim(self.producer.axis, 0)[0].numel() * self.producer.per_neuron
 
     def weight_rank(self, eps: float = 0.01) -> int:
-        """The effective rank of the producer's weights."""
+        """Effective rank of the producer's weights."""
         weight = self.weight
         check_finite([weight], f"weights of {self.name}")
         return metrics.quick_rank(weight, eps)
 
     def fan_out_norms(self) -> Tensor:
-        """The norm of each neuron's outgoing weights, in all consumers together."""
+        """Norm of each neuron's outgoing weights over all consumers."""
         parameters = dict(self.model.named_parameters())
         norms = [self.norms(axis).float() for axis in self.consumers if axis.tensor in parameters]
         together: Tensor = torch.stack(norms).norm(dim=0)
         return together
 
-    # --- what was seen -----------------------------------------------------------------------------------
+    # --- activations and gradients -----------------------------------------------------------------------
 
     def rank(self, eps: float = 0.01, scale: Tensor | None = None, enough: int | None = None) -> int:
-        """The effective rank of the activations, their rows scaled if a scale is given.
+        """Effective rank of the activations.
 
-        If it can be shown to be no larger than `enough` at less cost, an upper bound that is.
+        Args:
+            eps: threshold of the effective rank.
+            scale: a factor for each neuron's activations.
+            enough: if a cheaper bound shows that the rank is at most this, that bound is returned.
         """
         return self._activations.rank(eps, scale, enough)
 
     def orthogonality(self, scale: Tensor | None = None) -> float:
-        """The orthogonality of the activations; in networks with convolutions, of positions x neurons."""
+        """Orthogonality of the activations; in networks with convolutions, of (neurons x positions) x samples."""
         return self._activations.orthogonality(scale, by_sample=self.convolutional)
 
     @property
     def activations(self) -> Tensor:
-        """The activations H, neurons x samples, of the model as it is now on its latest inputs."""
+        """Activations H of the current model on its latest inputs, neurons x samples."""
         return self._activations.matrix
 
     @property
     def _activations(self) -> Activations:
         found = None if self._buffer is None else self._buffer.activations(self.name)
         if found is None:
-            raise ValueError(f"{self.name}: none of the model's latest inputs has led through it")
+            raise ValueError(f"{self.name} has no activations: none of the model's latest inputs has reached it")
         if not found.finite:
             raise NotFinite(f"activations of {self.name}")
         return found
 
     def untrained(self) -> tuple[Activations, Untrained] | None:
-        """The activations of the untrained model on the same inputs, and that model; only until first asked for."""
+        """Activations of the untrained model on the same inputs, and that model; None once all layers are measured."""
         if self._buffer is None or (found := self._buffer.untrained_activations(self.name)) is None:
             return None
         assert self._buffer.untrained is not None
@@ -203,75 +206,75 @@ class Layer:
 
     @property
     def ready(self) -> bool:
-        """Whether there are activations enough to measure: twice as many as neurons, or as many as the buffer holds."""
+        """Whether there are enough activations to measure: twice as many as neurons, or a full buffer."""
         return self.waiting is None
 
     @property
     def waiting(self) -> str | None:
-        """What is being waited for before its activations can be measured; None if nothing is."""
+        """What is missing before the activations can be measured; None if nothing is."""
         if self._buffer is None:
             return "activations are not watched"
         seen = self._buffer.activations(self.name)
         if seen is None:
-            return "no input has led through it yet"
+            return "no input has reached it yet"
         if seen.columns >= 2 * self.size or self._buffer.full:
             return None
         return f"{seen.columns} of {2 * self.size} activations per neuron seen"
 
     @property
     def has_gradients(self) -> bool:
-        """Whether a backward pass has reached it since the last step."""
-        return self.seen is not None and bool(self.seen.pairs)
+        """Whether a backward pass has reached the layer since the last step."""
+        return self.record is not None and bool(self.record.pairs)
 
     @property
     def gradient_norms(self) -> Mapping[str, Tensor]:
-        """The norms of the gradients of its fan-in and fan-out, per neuron."""
-        return {} if self.seen is None else self.seen.gradient_norms
+        """Norms of the gradients of fan-in and fan-out, per neuron."""
+        return {} if self.record is None else self.record.gradient_norms
 
     def auxiliary_gradient(self) -> Tensor:
-        """The gradient of the bridging layer over the passes since the last step."""
-        assert self.bridge is not None and self.seen is not None
-        total = sum(self.bridge.gradient(pair.H_prev, pair.D) for pair in self.seen.pairs)
+        """Gradient of the bridge, summed over the passes since the last step."""
+        assert self.bridge is not None and self.record is not None
+        total = sum(self.bridge.gradient(pair.H_prev, pair.D) for pair in self.record.pairs)
         assert isinstance(total, Tensor)
         check_finite([total], f"gradients of {self.name}")
         return total
 
     def auxiliary_bound(self) -> float:
-        """An upper bound of the auxiliary gradient's norm, at the cost of norms."""
-        assert self.bridge is not None and self.seen is not None
-        return sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.seen.pairs)
+        """Cheap upper bound on the norm of the auxiliary gradient."""
+        assert self.bridge is not None and self.record is not None
+        return sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.record.pairs)
 
-    # --- trials of new neurons ---------------------------------------------------------------------------
+    # --- trial runs --------------------------------------------------------------------------------------
 
     def random_fan_in(self, count: int, generator: torch.Generator) -> Tensor:
-        """Xavier-uniform fan-in of `count` neurons, as long as new ones are to be."""
+        """Xavier-uniform fan-in of `count` neurons, scaled to the norm of new fan-ins."""
         return self.default(self.producer, count, generator)
 
     def trial(self, fan_in: Tensor, gradients: bool = False) -> tuple[Activations, Activations]:
-        """The activations of the present neurons and of candidates on the model's latest inputs."""
-        return self._trying.activations(fan_in, self.now.seed, gradients)
+        """Activations of the present neurons and of candidates on the model's latest inputs."""
+        return self._trials.activations(fan_in, self.now.seed, gradients)
 
     def inputs_and_outputs(self) -> tuple[Tensor, Tensor]:
-        """The producer's inputs H_prev and outputs Z on the model's latest inputs, features x samples."""
-        return self._trying.inputs_and_outputs(self.now.seed)
+        """Inputs H_prev and outputs Z of the producer on the model's latest inputs, features x samples."""
+        return self._trials.inputs_and_outputs(self.now.seed)
 
     def trial_gradients(
         self, fan_in: Tensor, fan_out: Tensor, bias: Tensor | None = None, sources: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The gradients that candidates' fan-in and fan-out would get; see `candidates.trying`."""
-        pairs = () if self.seen is None else self.seen.pairs
-        return self._trying.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
+        """Gradients of the fan-in and fan-out of candidates; see `candidates.trials`."""
+        pairs = () if self.record is None else self.record.pairs
+        return self._trials.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
 
     @property
-    def _trying(self) -> Trying:
+    def _trials(self) -> Trials:
         if self.route is None:
-            raise ValueError(f"{self.name}: its layers cannot be watched")
-        return Trying(self.model, self.width, self.route, self._buffer)
+            raise ValueError(f"{self.name} cannot be watched: candidates cannot be tried")
+        return Trials(self.model, self.width, self.route, self._buffer)
 
     # --- weights for growth ------------------------------------------------------------------------------
 
     def default(self, axis: Axis, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """What new neurons get along an axis by default, count x per neuron x the rest."""
+        """Default values of new neurons along an axis, count x per neuron x the rest."""
         generator = torch.Generator().manual_seed(self.now.seed) if generator is None else generator
         old = self.tensor(axis)
         fan_in = self.now.fan_ins.get(axis.tensor) if axis.role == "producer" else None
@@ -281,36 +284,36 @@ class Layer:
         return new
 
     def as_fan_in(self, new: Tensor) -> Tensor:
-        """Vectors (first axis) scaled to the length of new fan-ins."""
+        """Scale vectors (first axis) to the norm of new fan-ins."""
         fan_in = self.now.fan_ins.get(self.producer.tensor)
         if fan_in is None:
             return scaled_like(new, self.weight)
         return scaled_to(new, fan_in.length * self.producer.per_neuron**0.5)
 
     def change(self, axis: Axis, neurons: Tensor, added: Tensor) -> Tensor:
-        """A change of a parameter that adds something, neurons x per neuron x the rest, to some neurons."""
+        """Change of a parameter that adds `added`, neurons x per neuron x the rest, to the given neurons."""
         result = torch.zeros_like(self.tensor(axis))
         positions = self.width.positions(axis)[neurons].flatten().to(result.device)
         return result.index_add_(axis.axis, positions, added.flatten(0, 1).movedim(0, axis.axis).to(result))
 
     def values(self, axis: Axis, new: Tensor) -> Tensor:
-        """Values of new neurons, count x per neuron x the rest, as `grow` takes them for a parameter."""
+        """Convert values of new neurons, count x per neuron x the rest, to the layout that `grow` takes."""
         rest = self.tensor(axis).movedim(axis.axis, 0).shape[1:]
-        return stack(self.width, axis, new.reshape(len(new), axis.per_neuron, *rest))[1]
+        return stack_values(self.width, axis, new.reshape(len(new), axis.per_neuron, *rest))[1]
 
     @cached_property
     def biases(self) -> list[Axis]:
-        """The one-dimensional parameters of the first producer along the width."""
+        """One-dimensional parameters of the first producer along the width."""
         return [a for a in self.width.axes if a.module == self.producer.module and self.tensor(a).ndim == 1]
 
 
 def scaled_like(new: Tensor, present: Tensor) -> Tensor:
-    """New vectors (first axis) scaled to the mean norm of present ones; where these are all 0, as they are."""
+    """Scale vectors (first axis) to the mean norm of the present ones; unchanged if that is 0."""
     return scaled_to(new, float(present.flatten(1).norm(dim=1).mean()))
 
 
 def scaled_to(new: Tensor, norm: float) -> Tensor:
-    """Vectors (first axis) scaled to a norm; as they are if that is 0."""
+    """Scale vectors (first axis) to a norm; unchanged if that is 0."""
     if not norm > 0:
         return new
     norms = new.flatten(1).norm(dim=1).clamp_min(torch.finfo(new.dtype).tiny)

@@ -1,8 +1,8 @@
-"""How much a layer's neurons differ: effective dimension, orthogonality, and scores of candidates.
+"""Metrics of how much the neurons of a layer differ, and scores of candidate neurons.
 
-Pure functions of tensors. `H` holds activations, neurons x samples (or weights, neurons x fan-in). They are
-computed from Gram matrices in float64: identities, not approximations, of what singular values would give. Complex
-activations are multiplied with their conjugates: read :math:`H^T` as :math:`H^*`.
+Pure functions of tensors. `H` is a matrix of activations, neurons x samples (or of weights, neurons x fan-in). All
+results are computed from Gram matrices in float64 and are exact: they equal what a singular value decomposition of H
+gives. For complex activations read :math:`H^T` as the conjugate transpose :math:`H^*`.
 
 Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
 """
@@ -20,9 +20,9 @@ METRICS: tuple[Metric, ...] = ("effective_dimension", "orthogonality")
 
 
 def by_neuron(activations: Tensor) -> Tensor:
-    """Activations, samples x neurons or samples x channels x height x width, as neurons x everything else.
+    """Reshape activations, samples x neurons (x height x width), to neurons x everything else.
 
-    What the effective dimension is of. Weights, neurons x fan-in x kernel, are `weight.flatten(1)`.
+    The effective dimension takes this matrix. For weights, neurons x fan-in x kernel, use `weight.flatten(1)`.
 
     Example:
         >>> by_neuron(torch.zeros(8, 3, 5, 5)).shape
@@ -32,7 +32,9 @@ def by_neuron(activations: Tensor) -> Tensor:
 
 
 def by_sample(activations: Tensor) -> Tensor:
-    """The same as (neurons x positions) x samples, which the orthogonality of convolutions is of.
+    """Reshape activations, samples x neurons (x height x width), to (neurons x positions) x samples.
+
+    The orthogonality of convolutions takes this matrix.
 
     Example:
         >>> by_sample(torch.zeros(8, 3, 5, 5)).shape
@@ -42,20 +44,20 @@ def by_sample(activations: Tensor) -> Tensor:
 
 
 def effective_rank(H: Tensor, eps: float = 0.01) -> int:
-    r"""The number of singular values of :math:`H / \sqrt n` that are greater than eps.
+    r"""Number of singular values of :math:`H / \sqrt n` greater than eps.
 
-    It is the number of eigenvalues of :math:`HH^T/n` above eps², of whichever Gram matrix is smaller.
+    Computed as the number of eigenvalues greater than eps² of :math:`HH^T/n` or :math:`H^TH/n`, the smaller of the two.
 
     Example:
         >>> effective_rank(torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]]))
         1
     """
-    matrix = _matrix(H)
+    matrix = _as_matrix(H)
     return eigenvalues_above(_smaller_gram(matrix) / matrix.shape[1], eps**2)
 
 
 def effective_dimension(H: Tensor, eps: float = 0.01) -> float:
-    r"""The effective rank per neuron, :math:`\phi_{ED} = \mathrm{rank}_\epsilon(H/\sqrt n) / M`.
+    r"""Effective rank per neuron, :math:`\phi_{ED} = \mathrm{rank}_\epsilon(H/\sqrt n) / M`.
 
     With n < M samples it is at most n / M.
 
@@ -69,59 +71,59 @@ def effective_dimension(H: Tensor, eps: float = 0.01) -> float:
 def orthogonality(H: Tensor) -> float:
     r"""One minus the orthogonality gap, :math:`1 - \| H^TH/\|H\|_F^2 - I/n \|_F`.
 
-    Computed as :math:`1 - \sqrt{\|HH^T\|_F^2 / \|H\|_F^4 - 1/n}`; 0 where all activations are 0.
+    Computed as :math:`1 - \sqrt{\|HH^T\|_F^2 / \|H\|_F^4 - 1/n}`; 0 if all activations are 0.
 
     Example:
         >>> orthogonality(torch.eye(3))
         1.0
     """
-    matrix = _matrix(H)
+    matrix = _as_matrix(H)
     return orthogonality_of_gram(_smaller_gram(matrix), matrix.shape[1])
 
 
 def orthogonality_of_gram(gram: Tensor, n: int) -> float:
-    r"""The orthogonality of n samples from the products :math:`HH^T` of their neurons, or :math:`H^TH`."""
+    r"""Orthogonality of n samples, from the Gram matrix :math:`HH^T` or :math:`H^TH`."""
     total = gram.trace().real
     if total == 0:
         return 0.0
-    return 1 - math.sqrt(max(float(_squares(gram / total).sum()) - 1 / n, 0.0))
+    return 1 - math.sqrt(max(float(_abs_squared(gram / total).sum()) - 1 / n, 0.0))
 
 
 def eigenvalues_above(gram: Tensor, threshold: float) -> int:
-    """How many eigenvalues of a symmetric, or Hermitian, matrix are greater than a threshold.
+    """Number of eigenvalues of a symmetric or Hermitian matrix greater than a threshold.
 
-    By Sylvester's law of inertia: as many as :math:`LDL^T = G - threshold I` has positive eigenvalues of D,
-    whose blocks are 1 x 1, or 2 x 2 with one eigenvalue of either sign.
+    By Sylvester's law of inertia this is the number of positive eigenvalues of D in :math:`LDL^T = G - threshold I`.
+    The blocks of D are 1 x 1, or 2 x 2 with one positive and one negative eigenvalue.
 
     Example:
         >>> eigenvalues_above(torch.diag(torch.tensor([3.0, 1.0, 2.0])), 1.5)
         2
     """
-    if _positive_definite(gram, threshold):  # as healthy layers are
+    if _positive_definite(gram, threshold):  # the usual case
         return len(gram)
-    return _positive_pivots(gram, threshold)
+    return _count_positive_pivots(gram, threshold)
 
 
 def _positive_definite(gram: Tensor, threshold: float) -> bool:
-    """Whether all eigenvalues are greater than a threshold, in a fraction of the time it takes to count them."""
+    """Return whether all eigenvalues are greater than a threshold; much faster than counting them."""
     shifted = gram.clone()
     shifted.diagonal().sub_(threshold)
     return bool(torch.linalg.cholesky_ex(shifted).info == 0)
 
 
-def _positive_pivots(gram: Tensor, threshold: float) -> int:
+def _count_positive_pivots(gram: Tensor, threshold: float) -> int:
     shifted = gram.clone()
     shifted.diagonal().sub_(threshold)
     factors, pivots = torch.linalg.ldl_factor(shifted, hermitian=shifted.is_complex())
-    # LAPACK marks the two rows of a 2 x 2 block by negative pivots.
+    # LAPACK marks both rows of a 2 x 2 block with negative pivots.
     single = pivots > 0
     return int((factors.diagonal()[single].real > 0).sum()) + int((~single).sum()) // 2
 
 
 def eigenvalues_surely_above(gram: Tensor, threshold: float, error: float, enough: int | None = None) -> int | None:
-    """`eigenvalues_above` of a matrix that is known up to an error in norm; None where that leaves it open.
+    """`eigenvalues_above` for a matrix known up to an error in spectral norm; None if the error leaves it open.
 
-    If they are no more than `enough` whatever the error, an upper bound.
+    If the number is at most `enough` for every such error, returns an upper bound that is at most `enough`.
 
     Example:
         >>> matrix = torch.diag(torch.tensor([3.0, 1.0, 2.0]))
@@ -130,22 +132,22 @@ def eigenvalues_surely_above(gram: Tensor, threshold: float, error: float, enoug
     """
     if _positive_definite(gram, threshold + error):
         return len(gram)
-    most = _positive_pivots(gram, threshold - error)
+    most = _count_positive_pivots(gram, threshold - error)
     if enough is not None and most <= enough:
         return most
-    return most if _positive_pivots(gram, threshold + error) == most else None
+    return most if _count_positive_pivots(gram, threshold + error) == most else None
 
 
-_UNIT = torch.finfo(torch.float32).eps / 2
+_UNIT_ROUNDOFF = torch.finfo(torch.float32).eps / 2
 
 
 def quick_rank(matrix: Tensor, eps: float) -> int:
-    """`effective_rank` by products in single precision where these leave no doubt, in double precision else."""
+    """Same as `effective_rank`, but computed in single precision where its error cannot change the result."""
     M, n = matrix.shape
-    if matrix.dtype == torch.float32 and min(M, n) >= FEW:
+    if matrix.dtype == torch.float32 and min(M, n) >= MIN_NEURONS_FLOAT32:
         parts = products(matrix.T if n >= M else matrix)
         if len(parts) == 1 and _positive_definite(parts[0], n * eps**2 + 4 * rounding(parts[0])):
-            return len(parts[0])  # four times the error: the factorization is in single precision too
+            return len(parts[0])  # four times the error, because the factorization is in single precision too
         gram = parts[0].double() if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)
         found = eigenvalues_surely_above(gram, n * eps**2, rounding(gram))
         if found is not None:
@@ -153,25 +155,26 @@ def quick_rank(matrix: Tensor, eps: float) -> int:
     return effective_rank(matrix, eps)
 
 
-FEW = 16  # below so many neurons, products in double precision cost no more, and `rounding` is not a safe bound
-_CHUNK = 4096  # rows that are summed in single precision; `rounding` was measured for chunks of this length
+# With fewer neurons, double precision costs no more, and `rounding` is not a safe bound.
+MIN_NEURONS_FLOAT32 = 16
+_CHUNK_ROWS = 4096  # rows summed in single precision; `rounding` was measured for this chunk size
 
 
 def products(rows: Tensor) -> list[Tensor]:
-    """The Gram matrices of the columns of chunks of rows, in the precision of the rows."""
-    return [part.T @ part for part in rows.split(_CHUNK)]  # type: ignore[no-untyped-call]
+    """Gram matrices of the columns, one per chunk of rows, in the precision of the rows."""
+    return [part.T @ part for part in rows.split(_CHUNK_ROWS)]  # type: ignore[no-untyped-call]
 
 
 def rounding(gram: Tensor) -> float:
-    r"""An upper bound of the error, as a spectral norm, of `products` in single precision.
+    r"""Upper bound on the error of `products` in single precision, in spectral norm.
 
-    An entry, the product of neurons i and j, is wrong by about :math:`c\,u \|h_i\|\|h_j\|` with unit roundoff u and a
-    constant c that blocked summation keeps small. Errors of different entries are nearly independent, and a random
-    symmetric M x M matrix with entries of size s has a spectral norm of :math:`2 s \sqrt M`; with the mean of
-    :math:`\|h_i\|^2`, trace / M, for the products of norms this is :math:`2c\,u\,\mathrm{trace}/\sqrt M`. The factor 16
-    is twice the largest that was seen over random, constant and rectified activations, which the tests repeat.
+    Entry (i, j), the product of neurons i and j, has an error of about :math:`c\,u \|h_i\|\|h_j\|`, with unit roundoff
+    u and a constant c that blocked summation keeps small. The errors of different entries are nearly independent, and
+    a random symmetric M x M matrix with entries of size s has spectral norm :math:`2 s \sqrt M`. With trace / M, the
+    mean of :math:`\|h_i\|^2`, in place of the products of norms, this gives :math:`2c\,u\,\mathrm{trace}/\sqrt M`. The
+    factor 16 is twice the largest one measured on random, constant and rectified activations; the tests repeat this.
     """
-    bound: float = 16 * _UNIT * float(gram.trace()) / len(gram) ** 0.5
+    bound: float = 16 * _UNIT_ROUNDOFF * float(gram.trace()) / len(gram) ** 0.5
     return bound
 
 
@@ -184,17 +187,17 @@ def best_candidates(
     eps: float = 0.01,
     worst: bool = False,
 ) -> Tensor:
-    """The indices of the k candidates that, each appended alone to H, give the highest metric, best first.
+    """Indices of the k candidates that give the highest metric when appended to H one at a time, best first.
 
-    Ties of the effective dimension are broken by the sum of singular values. `worst` turns the order round.
+    Ties of the effective dimension are broken by the sum of singular values.
 
     Args:
         H: activations of the present neurons, neurons x samples.
         candidates: activations of the candidates on the same samples, candidates x samples.
-        k: how many to pick.
+        k: number of candidates to pick.
         metric: "effective_dimension" or "orthogonality".
         eps: threshold of the effective rank.
-        worst: pick those with the lowest metric, lowest first.
+        worst: pick the candidates with the lowest metric instead, lowest first.
 
     Example:
         >>> H = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
@@ -202,7 +205,7 @@ def best_candidates(
         tensor([1])
     """
     if metric not in METRICS:
-        raise ValueError(f"unknown metric {metric!r}: {' or '.join(METRICS)}")
+        raise ValueError(f"unknown metric {metric!r}: expected {' or '.join(METRICS)}")
     if not 0 <= k <= len(candidates):
         raise ValueError(f"cannot pick {k} of {len(candidates)} candidates")
     if metric == "orthogonality":
@@ -211,93 +214,99 @@ def best_candidates(
     raises, sums = rank_and_sum_with(H, candidates, eps)
     sign = -1.0 if worst else 1.0
     order = _lexicographic(sign * raises.double(), sign * sums)
-    return _settled(order, raises, sums, k, H, candidates, sign)[:k]
+    return _resolve_ties(order, raises, sums, k, H, candidates, sign)[:k]
 
 
 def orthogonality_with(H: Tensor, candidates: Tensor) -> Tensor:
-    r"""The orthogonality of H with each candidate c appended alone, for all candidates at once.
+    r"""Orthogonality of H with one candidate c appended, for each candidate.
 
     From :math:`\|G'\|_F^2 = \|G\|_F^2 + 2\|Hc\|^2 + \|c\|^4` and :math:`\|H'\|_F^2 = \|H\|_F^2 + \|c\|^2`.
     """
-    matrix, rows = _matrix(H), _matrix(candidates)
-    squares = _squares(rows).sum(1)
-    norms = _squares(matrix).sum() + squares
-    gram = _squares(_smaller_gram(matrix)).sum() + 2 * _squares(rows @ matrix.mH).sum(1) + squares.square()
+    matrix, rows = _as_matrix(H), _as_matrix(candidates)
+    squares = _abs_squared(rows).sum(1)
+    norms = _abs_squared(matrix).sum() + squares
+    gram = _abs_squared(_smaller_gram(matrix)).sum() + 2 * _abs_squared(rows @ matrix.mH).sum(1) + squares.square()
     gaps = (gram / norms.square().clamp_min(torch.finfo(norms.dtype).tiny) - 1 / matrix.shape[1]).clamp_min(0)
     return torch.where(norms > 0, 1 - gaps.sqrt(), 0.0)
 
 
 def rank_and_sum_with(H: Tensor, candidates: Tensor, eps: float = 0.01) -> tuple[Tensor, Tensor]:
-    r"""Whether each candidate, appended alone, raises the effective rank, and how much the sum of singular values.
+    r"""Effect of appending one candidate, for each: whether the effective rank rises, and the rise of the singular sum.
 
-    With :math:`HH^T/n = V\,\mathrm{diag}(\lambda)V^T`, :math:`b = V^THc/n` and :math:`c_0 = \|c\|^2/n` the rank
-    rises exactly if :math:`c_0 - \epsilon^2 - \sum_i b_i^2/(\lambda_i - \epsilon^2) > 0`, and the sum by
+    With :math:`HH^T/n = V\,\mathrm{diag}(\lambda)V^T`, :math:`b = V^THc/n` and :math:`c_0 = \|c\|^2/n`, the rank
+    rises if and only if :math:`c_0 - \epsilon^2 - \sum_i b_i^2/(\lambda_i - \epsilon^2) > 0`. The sum of singular
+    values rises by
 
     .. math:: \frac2\pi \int_0^\infty 1 - \frac{t^2 (1 + \sum_i b_i^2/(\lambda_i+t^2)^2)}
               {c_0 + t^2 - \sum_i b_i^2/(\lambda_i+t^2)} \, dt,
 
-    by the trapezoidal rule in log t, which converges exponentially: two matrix products for all candidates.
+    which is computed by the trapezoidal rule in log t. It converges exponentially and takes two matrix products for
+    all candidates together.
     """
-    eigenvalues, squares, own = _bordered(_matrix(H), _matrix(candidates))
+    eigenvalues, b_squared, c0 = _append_terms(_as_matrix(H), _as_matrix(candidates))
     distance = eigenvalues - eps**2
-    # An eigenvalue on the threshold itself has no inertia to count: let it lie just below.
+    # Treat an eigenvalue equal to the threshold as just below it, to avoid a division by zero.
     distance = torch.where(distance == 0, -torch.finfo(distance.dtype).tiny, distance)
-    raises = own - eps**2 - squares @ distance.reciprocal() > 0
-    return raises, _sum_increments(eigenvalues, squares, own)
+    raises = c0 - eps**2 - b_squared @ distance.reciprocal() > 0
+    return raises, _sum_increments(eigenvalues, b_squared, c0)
 
 
 def singular_sum_with(H: Tensor, candidates: Tensor) -> Tensor:
-    """How much each candidate, appended alone, raises the sum of singular values; differentiable in the candidates."""
-    return _sum_increments(*_bordered(_matrix(H), doubled(candidates)))
+    """Rise of the sum of singular values when one candidate is appended, for each; differentiable in the candidates."""
+    return _sum_increments(*_append_terms(_as_matrix(H), doubled(candidates)))
 
 
-def _bordered(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvalues of the Gram matrix, and for each row appended to it its b_i^2 and c_0."""
+def _append_terms(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues of the Gram matrix, and b_i^2 and c_0 of each appended row; see `rank_and_sum_with`."""
     n = matrix.shape[1]
     eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.mH / n)
     eigenvalues = eigenvalues.clamp_min(0)
-    own = torch.linalg.vector_norm(rows, dim=1).square() / n
-    squares = _squares(rows @ matrix.mH @ vectors / n)
-    # What rounding leaves in directions that H does not have; elsewhere b_i^2 <= lambda_i c_0 holds anyway.
-    squares = squares.where(eigenvalues > _RELATIVE * len(eigenvalues) * eigenvalues.max(), 0.0)
-    return eigenvalues, squares.minimum(own[:, None] * eigenvalues), own
+    c0 = torch.linalg.vector_norm(rows, dim=1).square() / n
+    b_squared = _abs_squared(rows @ matrix.mH @ vectors / n)
+    # Remove rounding errors in directions outside the range of H; elsewhere b_i^2 <= lambda_i c_0 holds anyway.
+    b_squared = b_squared.where(eigenvalues > _EIGENVALUE_TOLERANCE * len(eigenvalues) * eigenvalues.max(), 0.0)
+    return eigenvalues, b_squared.minimum(c0[:, None] * eigenvalues), c0
 
 
-_RELATIVE = 1e-14  # of the largest eigenvalue, per neuron: some 50 units in the last place of double precision
-_STEP = 0.4  # of log t: the trapezoidal rule is then wrong by about exp(-pi^2 / step) = 2e-11
-_BOTTOM = 1e-7  # of the largest singular value: the square is what double precision resolves of a Gram matrix
-_TOP = 30  # in log t above it: the integrand has fallen to exp(-30) = 1e-13
+# Relative to the largest eigenvalue, per neuron: about 50 units in the last place of double precision.
+_EIGENVALUE_TOLERANCE = 1e-14
+_LOG_STEP = 0.4  # step in log t, for which the error of the trapezoidal rule is about exp(-pi^2 / step) = 2e-11
+# Lower end of t, relative to the largest singular value: its square is the resolution of a Gram matrix in float64.
+_RELATIVE_BOTTOM = 1e-7
+_LOG_TOP = 30  # upper end of log t above the largest singular value: the integrand has fallen to exp(-30) = 1e-13
 
 
-def _sum_increments(eigenvalues: Tensor, squares: Tensor, own: Tensor) -> Tensor:
-    largest = float(max(eigenvalues.max(), own.max()))
+def _sum_increments(eigenvalues: Tensor, b_squared: Tensor, c0: Tensor) -> Tensor:
+    largest = float(max(eigenvalues.max(), c0.max()))
     if largest == 0:
-        return torch.zeros_like(own)
-    # The integrand in log t falls like t below the singular values, from where it is extrapolated, and like 1/t above.
-    bottom, top = math.log(_BOTTOM) + 0.5 * math.log(largest), _TOP + 0.5 * math.log(largest)
-    nodes = torch.arange(bottom, top, _STEP, dtype=own.dtype, device=own.device).exp()
+        return torch.zeros_like(c0)
+    # In log t the integrand falls like t below the singular values, where it is extrapolated, and like 1/t above.
+    bottom, top = math.log(_RELATIVE_BOTTOM) + 0.5 * math.log(largest), _LOG_TOP + 0.5 * math.log(largest)
+    nodes = torch.arange(bottom, top, _LOG_STEP, dtype=c0.dtype, device=c0.device).exp()
     squared = nodes.square()
     weights = (eigenvalues[:, None] + squared).reciprocal()
-    residual = (own[:, None] - squares @ weights).clamp_min(0)
-    gains = (residual - squared * (squares @ weights.square())) / (residual + squared)
-    below = gains[:, 0] * nodes[0] / math.expm1(_STEP)
-    return 2 / math.pi * _STEP * ((gains * nodes).sum(1) + below)
+    residual = (c0[:, None] - b_squared @ weights).clamp_min(0)
+    gains = (residual - squared * (b_squared @ weights.square())) / (residual + squared)
+    below = gains[:, 0] * nodes[0] / math.expm1(_LOG_STEP)
+    return 2 / math.pi * _LOG_STEP * ((gains * nodes).sum(1) + below)
 
 
 def _lexicographic(first: Tensor, second: Tensor) -> Tensor:
-    """Indices in descending order of the first, and where that is equal of the second."""
+    """Indices that sort by `first`, then by `second`, both descending."""
     order = second.argsort(descending=True, stable=True)
     return order[first[order].argsort(descending=True, stable=True)]
 
 
-def _settled(order: Tensor, raises: Tensor, sums: Tensor, k: int, H: Tensor, candidates: Tensor, sign: float) -> Tensor:
-    """The order with neighbours too close for the quadrature put right by their singular values."""
+def _resolve_ties(
+    order: Tensor, raises: Tensor, sums: Tensor, k: int, H: Tensor, candidates: Tensor, sign: float
+) -> Tensor:
+    """Sort neighbors whose sums are too close for the quadrature by their exact sums of singular values."""
     ordered = order.tolist()
-    close = _BOTTOM * float(sums.abs().max())  # singular values below that are not in the quadrature
+    close = _RELATIVE_BOTTOM * float(sums.abs().max())  # the quadrature does not resolve smaller differences
     start = 0
     while start < min(k, len(ordered)):
         stop = start + 1
-        while stop < len(ordered) and _near(ordered[stop - 1], ordered[stop], raises, sums, close):
+        while stop < len(ordered) and _nearly_tied(ordered[stop - 1], ordered[stop], raises, sums, close):
             stop += 1
         if stop - start > 1:
             exact = {i: sign * _singular_sum(H, candidates[i]) for i in ordered[start:stop]}
@@ -306,27 +315,27 @@ def _settled(order: Tensor, raises: Tensor, sums: Tensor, k: int, H: Tensor, can
     return torch.tensor(ordered, dtype=torch.long, device=order.device)
 
 
-def _near(a: int, b: int, raises: Tensor, sums: Tensor, close: float) -> bool:
+def _nearly_tied(a: int, b: int, raises: Tensor, sums: Tensor, close: float) -> bool:
     return bool(raises[a] == raises[b]) and abs(float(sums[a] - sums[b])) <= close
 
 
 def _singular_sum(H: Tensor, candidate: Tensor) -> float:
-    return float(torch.linalg.svdvals(torch.cat([_matrix(H), _matrix(candidate[None])])).sum())
+    return float(torch.linalg.svdvals(torch.cat([_as_matrix(H), _as_matrix(candidate[None])])).sum())
 
 
-def _matrix(H: Tensor) -> Tensor:
+def _as_matrix(H: Tensor) -> Tensor:
     if H.ndim != 2 or 0 in H.shape:
-        raise ValueError(f"expected a matrix of neurons x samples, got shape {tuple(H.shape)}")
+        raise ValueError(f"expected a non-empty matrix of neurons x samples, got shape {tuple(H.shape)}")
     return doubled(H.detach())
 
 
 def doubled(tensor: Tensor) -> Tensor:
-    """A tensor in double precision, complex ones too."""
+    """Convert a real or complex tensor to double precision."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
-def _squares(tensor: Tensor) -> Tensor:
-    """The squared absolute values of numbers."""
+def _abs_squared(tensor: Tensor) -> Tensor:
+    """Squared absolute values."""
     return tensor.real.square() + tensor.imag.square() if tensor.is_complex() else tensor.square()
 
 

@@ -1,4 +1,4 @@
-"""Layers for growing."""
+"""Modules for networks that grow."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 
 class ReLU(nn.Module):
-    r"""A rectifier whose derivative at 0 is 1.
+    r"""ReLU with derivative 1 at 0.
 
-    :math:`f(x) = \max(0, x)` with :math:`f'(x) = 1` for :math:`x \ge 0`, else 0. New neurons that start with zero
-    fan-in get a gradient behind it, which `torch.nn.ReLU`, whose derivative at 0 is 0, would not give them.
+    :math:`f(x) = \max(0, x)` with :math:`f'(x) = 1` for :math:`x \ge 0`, else 0. New neurons with zero fan-in get a
+    gradient through it; `torch.nn.ReLU`, whose derivative at 0 is 0, would block it.
 
     Example:
         >>> import torch
@@ -22,13 +22,13 @@ class ReLU(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.clamp_min(0)  # which, unlike relu, passes the gradient on at 0
+        return x.clamp_min(0)  # unlike relu, it passes the gradient at 0
 
 
 def replace_relu(model: nn.Module) -> int:
-    """Replace every `torch.nn.ReLU` inside a model by `ReLU`; returns how many.
+    """Replace every `torch.nn.ReLU` inside a model by `ReLU`; returns the number replaced.
 
-    Rectifiers that the model's code calls as functions, such as `torch.relu`, are not modules and stay.
+    Function calls such as `torch.relu` in the model's code are not modules and are not replaced.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))

@@ -1,4 +1,4 @@
-"""Strategies: a trigger (when, where, how many) and an initialization (how), by name or of one's own.
+"""Strategies: a trigger (when, where, how many) plus an initialization (how), built in or your own.
 
 ======================  ======================  =====================
 name                    trigger                 initialization
@@ -22,10 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from . import initializations as how
-from . import triggers as when
+from . import initializations, triggers
 from .initializations import INITIALIZATIONS, Initialization, as_initialization
-from .initializations.base import Function
+from .initializations.base import InitializationFunction
 from .layer import Layer, Need
 from .triggers import Decision, Trigger, as_trigger
 
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, init=False)
 class Strategy:
-    """A trigger and an initialization; the latter may be given by name.
+    """A trigger and an initialization; the initialization may be given by name.
 
     Example:
         >>> from neurogenesis import Strategy, triggers
@@ -48,67 +47,69 @@ class Strategy:
     def __init__(
         self,
         trigger: Trigger | Callable[[Layer], Decision | int],
-        initialization: str | Initialization | Function = "random",
+        initialization: str | Initialization | InitializationFunction = "random",
     ):
         if isinstance(initialization, str):
-            initialization = _named(initialization, INITIALIZATIONS, "initialization")()
+            initialization = _look_up(initialization, INITIALIZATIONS, "initialization")()
         elif not callable(initialization):
-            raise TypeError(f"an initialization is a function or one of {', '.join(INITIALIZATIONS)}")
+            raise TypeError(
+                f"an initialization is a function or one of {', '.join(INITIALIZATIONS)}, not {initialization!r}"
+            )
         object.__setattr__(self, "trigger", as_trigger(trigger))
         object.__setattr__(self, "initialization", as_initialization(initialization))
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What it cannot do without."""
+        """What the trigger and the initialization require."""
         return self.trigger.needs | self.initialization.needs
 
     @property
     def uses(self) -> frozenset[Need]:
-        """What it looks at; a plain function may look at anything."""
+        """What the trigger and the initialization may use; a plain function may use anything."""
         return self.trigger.uses | self.initialization.uses
 
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
-    "north-select": lambda: Strategy(when.Activation(), how.Select()),
-    "north-pre": lambda: Strategy(when.Activation(), how.Pre()),
-    "north-random": lambda: Strategy(when.Activation(), how.Random()),
-    "north-weight": lambda: Strategy(when.Weight(), how.Weight()),
-    "north-integrated": lambda: Strategy(when.Integrated(), how.Random()),
-    "gradmax": lambda: Strategy(when.Gradient(), how.GradMax()),
-    "firefly": lambda: Strategy(when.Gradient(), how.Firefly()),
-    "nest": lambda: Strategy(when.Gradient(), how.NeST()),
-    "static": lambda: Strategy(when.Static(), how.Random()),
+    "north-select": lambda: Strategy(triggers.Activation(), initializations.Select()),
+    "north-pre": lambda: Strategy(triggers.Activation(), initializations.Pre()),
+    "north-random": lambda: Strategy(triggers.Activation(), initializations.Random()),
+    "north-weight": lambda: Strategy(triggers.Weight(), initializations.Weight()),
+    "north-integrated": lambda: Strategy(triggers.Integrated(), initializations.Random()),
+    "gradmax": lambda: Strategy(triggers.Gradient(), initializations.GradMax()),
+    "firefly": lambda: Strategy(triggers.Gradient(), initializations.Firefly()),
+    "nest": lambda: Strategy(triggers.Gradient(), initializations.NeST()),
+    "static": lambda: Strategy(triggers.Static(), initializations.Random()),
 }
 
 
-_OURS = frozenset(STRATEGIES)
+_BUILT_IN = frozenset(STRATEGIES)
 
 
 def strategy(given: str | Strategy) -> Strategy:
-    """A strategy by its name, or as it is."""
+    """Look up a strategy by name; return a `Strategy` unchanged."""
     if isinstance(given, Strategy):
         return given
     if not isinstance(given, str):
         raise TypeError(f"strategy: expected a name or a Strategy, not {given!r}")
-    return _named(given, STRATEGIES, "strategy")()
+    return _look_up(given, STRATEGIES, "strategy")()
 
 
 def register(name: str, make: Callable[[], Strategy]) -> Callable[[], Strategy]:
-    """Give a name to a strategy that a function makes; a later one of the same name takes its place.
+    """Register a function that makes a strategy under a name; registering a name again replaces it.
 
     Example:
         >>> from neurogenesis import Strategy, strategies, triggers
         >>> _ = strategies.register("linear-1000", lambda: Strategy(triggers.Linear(steps=1000)))
     """
-    if name in _OURS:
-        raise ValueError(f"there is a strategy called {name!r} already: choose another name")
+    if name in _BUILT_IN:
+        raise ValueError(f"{name!r} is a built-in strategy: choose another name")
     STRATEGIES[name] = make
     return make
 
 
-def _named(name: str, known: dict[str, T], what: str) -> T:
+def _look_up(name: str, known: dict[str, T], what: str) -> T:
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"unknown {what} {name!r}{hint}: one of {', '.join(known)}")
+    raise ValueError(f"unknown {what} {name!r}{hint}: expected one of {', '.join(known)}")

@@ -1,7 +1,7 @@
-r"""When, where and how many: triggers look at a `Layer` after a gradient step and return how many neurons to add.
+r"""Triggers decide when, where and how many neurons to add: after a gradient step they are asked about each layer.
 
-A trigger is a function of a `Layer` that returns a `Decision`, or just a number; or an object of a subclass of
-`Trigger`, which states what it looks at and may remember the beginning.
+A trigger is a function of a `Layer` that returns a `Decision` or an integer, or an instance of a subclass of `Trigger`,
+which states what it needs and can store the initial state of a layer.
 
 Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
 """
@@ -24,7 +24,7 @@ from .passes.seen import NotFinite
 
 @dataclass(frozen=True)
 class Decision:
-    """How many neurons to add now, and what it was decided from."""
+    """The number of neurons to add now, and the metric and threshold behind it."""
 
     count: int
     metric: float | None = None
@@ -32,13 +32,13 @@ class Decision:
 
 
 class Trigger:
-    """Base class of triggers: write `__call__`, and set or override what else differs.
+    """Base class of triggers: implement `__call__`, and override the rest as needed.
 
-    Numbers to be kept from step to step belong in ``layer.memory``, which is saved with the `Grower`.
+    Store numbers that are needed at later steps in ``layer.memory``, which is saved with the `Grower`.
 
     Attributes:
-        needs: what it cannot do without; widths that cannot give it are left out.
-        patient: whether it need not be asked at every step while it returns 0.
+        needs: what the trigger requires ("activations", "gradients", "trials"); widths without it do not grow.
+        patient: whether the trigger may be asked less often while it returns 0.
 
     Example:
         >>> import neurogenesis as ng
@@ -54,19 +54,19 @@ class Trigger:
 
     @property
     def uses(self) -> frozenset[Need]:
-        """What it looks at; what it needs by default."""
+        """What the trigger may use; `needs` by default."""
         return self.needs
 
     def start(self, layer: Layer) -> None:
-        """Called once per layer, before training: remember what is needed of the beginning in ``layer.memory``."""
+        """Store what is needed of the initial state in ``layer.memory``; called once per layer, before training."""
 
     def __call__(self, layer: Layer) -> Decision | int:
-        """How many neurons to add now."""
+        """Return how many neurons to add now."""
         raise NotImplementedError
 
 
-class _Function(Trigger):
-    """A plain function, which may look at anything and needs nothing."""
+class _FunctionTrigger(Trigger):
+    """A plain function, which may use anything and requires nothing."""
 
     def __init__(self, function: Callable[[Layer], Decision | int]):
         self.function = function
@@ -83,51 +83,49 @@ class _Function(Trigger):
 
 
 def as_trigger(given: Trigger | Callable[[Layer], Decision | int]) -> Trigger:
-    """A trigger as it is, or made of a function."""
+    """Return a trigger unchanged; wrap a function as one."""
     if isinstance(given, Trigger):
         return given
     if not callable(given):
-        raise TypeError(f"a trigger is a function of a layer, such as triggers.Activation(): not {given!r}")
-    return _Function(given)
+        raise TypeError(f"a trigger is a function of a layer, such as triggers.Activation(), not {given!r}")
+    return _FunctionTrigger(given)
 
 
 GAMMA = 0.97
-"""The factor of the baseline of activations."""
+"""Default factor of the baseline of activations."""
 GAMMA_CONVOLUTIONAL = 0.9
-"""The same in networks with convolutions."""
+"""Default factor of the baseline of activations in networks with convolutions."""
 GAMMA_WEIGHT = 0.99
-"""The factor of the baseline of weights."""
+"""Default factor of the baseline of weights."""
 
 Baseline = Literal["initial", "running maximum"]
 
 
 def _check_metric(metric: str) -> None:
     if metric not in metrics.METRICS:
-        raise ValueError(f"unknown metric {metric!r}: {' or '.join(metrics.METRICS)}")
+        raise ValueError(f"unknown metric {metric!r}: expected {' or '.join(metrics.METRICS)}")
 
 
 @dataclass(frozen=True)
 class Activation(Trigger):
-    r"""Grow while activations are as different from each other as they were in the untrained network.
+    r"""Grow while the activations of neurons differ from each other as much as in the untrained network.
 
     .. math:: \max(0, \mathrm{rank}_\epsilon(H/\sqrt n) - \lfloor \gamma \phi_0 M \rfloor)
 
     for the effective dimension and :math:`\max(0, \lceil M\phi \rceil - \lfloor \gamma \phi_0 M \rfloor)` for the
-    orthogonality. The paper prints a minimum and rounds the difference down, which would never grow a layer,
-    or never a narrow one.
+    orthogonality. The paper prints min instead of max, which would never grow a layer, and rounds the difference down,
+    which would never grow a narrow one.
+
+    The running maximum is updated after the decision, as in the authors' code, so a metric that has risen is compared
+    with its previous maximum. If no neurons are added, the reported metric may be an upper bound on the effective
+    dimension; if neurons are added, it is exact.
 
     Args:
-        gamma: the factor of the baseline; 0.97, or 0.9 in networks with convolutions.
+        gamma: factor of the baseline; by default 0.97, or 0.9 in networks with convolutions.
         metric: "effective_dimension" or "orthogonality".
-        baseline: the metric of the untrained network ("initial"), or the largest so far ("running maximum"),
-            which is the default in networks with convolutions.
+        baseline: the metric of the untrained network ("initial"), or the largest so far ("running maximum"); by
+            default "initial", or "running maximum" in networks with convolutions.
         eps: threshold of the effective rank.
-
-    The maximum is raised after the decision, as in the authors' program: a metric that has risen is compared with what
-    it was before.
-
-    The metric it reports is exact where neurons are added; where none are, it may be an upper bound of the effective
-    dimension that already shows so.
     """
 
     gamma: float | None = None
@@ -140,7 +138,7 @@ class Activation(Trigger):
     def __post_init__(self) -> None:
         _check_metric(self.metric)
         if self.baseline not in (None, "initial", "running maximum"):
-            raise ValueError(f"unknown baseline {self.baseline!r}: 'initial' or 'running maximum'")
+            raise ValueError(f"unknown baseline {self.baseline!r}: expected 'initial' or 'running maximum'")
 
     def __call__(self, layer: Layer) -> Decision:
         return self._decide(layer, None)
@@ -153,21 +151,23 @@ class Activation(Trigger):
             phi = layer.orthogonality(scale)
             present = math.ceil(size * phi)
         else:
-            # A rank that is no larger than this adds nothing, and does not raise the maximum either.
+            # A rank of at most `enough` adds no neurons and does not raise the running maximum.
             known, gamma = layer.memory.get("baseline"), self._gamma(layer)
             enough = None if known is None or gamma > 1 else _floor(gamma * known * size)
             present = layer.rank(self.eps, scale, enough)
             phi = present / size
         if "baseline" not in layer.memory:
             first = layer.untrained()
-            layer.memory["baseline"] = phi if first is None else self._untrained(layer, *first)
+            layer.memory["baseline"] = phi if first is None else self._untrained_metric(layer, *first)
         baseline = layer.memory["baseline"]
         if self.baseline == "running maximum" or (self.baseline is None and layer.convolutional):
             layer.memory["baseline"] = max(baseline, phi)
-        return _from_threshold(present, phi, self._gamma(layer) * baseline, size)
+        return _decide_by_threshold(present, phi, self._gamma(layer) * baseline, size)
 
-    def _untrained(self, layer: Layer, seen: Activations, model: Untrained, scale: torch.Tensor | None = None) -> float:
-        """The metric of the untrained network on the same samples."""
+    def _untrained_metric(
+        self, layer: Layer, seen: Activations, model: Untrained, scale: torch.Tensor | None = None
+    ) -> float:
+        """Metric of the untrained network on the same samples."""
         if self.metric == "orthogonality":
             return seen.orthogonality(scale, by_sample=layer.convolutional)
         return seen.rank(self.eps, scale) / seen.neurons
@@ -178,47 +178,49 @@ class Activation(Trigger):
         return GAMMA_CONVOLUTIONAL if layer.convolutional else GAMMA
 
 
-def _from_threshold(present: int, phi: float, threshold: float, size: int) -> Decision:
+def _decide_by_threshold(present: int, phi: float, threshold: float, size: int) -> Decision:
     return Decision(max(0, present - _floor(threshold * size)), phi, threshold)
 
 
 def _floor(number: float) -> int:
-    """Rounded down, but for rounding errors: 0.9 * 10 is a whole number, whatever floating point makes of it."""
+    """Round down with a tolerance for floating-point errors, so that 0.29 * 100 is 29."""
     return math.floor(number + 1e-9)
 
 
 @dataclass(frozen=True)
 class Integrated(Activation):
-    r"""`Activation` with each neuron counted only as far as the next layer uses it.
+    r"""`Activation` with each neuron weighted by how much the next layer uses it.
 
-    The row of neuron m in H is scaled by :math:`\min(1, \|w^{out}_m\| / r)`, r the mean norm of the untrained
-    width's outgoing weights, over all consumers together. A new neuron, whose fan-out is zero, counts for nothing until
-    gradient descent has taken it up: growth waits for integration.
+    The row of neuron m in H is scaled by :math:`\min(1, \|w^{out}_m\| / r)`, where r is the mean norm of the outgoing
+    weights of the untrained width, over all consumers. A new neuron with zero fan-out does not count until training has
+    increased its fan-out, so growth waits until new neurons are in use.
     """
 
     def start(self, layer: Layer) -> None:
         layer.memory.setdefault("fan-out", float(layer.fan_out_norms().mean()))
 
     def __call__(self, layer: Layer) -> Decision:
-        return self._decide(layer, self._used(layer, layer.fan_out_norms()))
+        return self._decide(layer, self._usage(layer, layer.fan_out_norms()))
 
-    def _untrained(self, layer: Layer, seen: Activations, model: Untrained, scale: torch.Tensor | None = None) -> float:
-        return super()._untrained(layer, seen, model, self._used(layer, model.fan_out_norms[layer.name]))
+    def _untrained_metric(
+        self, layer: Layer, seen: Activations, model: Untrained, scale: torch.Tensor | None = None
+    ) -> float:
+        return super()._untrained_metric(layer, seen, model, self._usage(layer, model.fan_out_norms[layer.name]))
 
     @staticmethod
-    def _used(layer: Layer, norms: torch.Tensor) -> torch.Tensor | None:
+    def _usage(layer: Layer, norms: torch.Tensor) -> torch.Tensor | None:
         unit = layer.memory["fan-out"]
         return (norms / unit).clamp_max(1) if unit > 0 else None
 
 
 @dataclass(frozen=True)
 class Weight(Trigger):
-    r"""`Activation` on the producer's weights instead of activations; the width never passes the fan-in.
+    r"""`Activation` on the producer's weights instead of activations; the size never exceeds the fan-in.
 
     .. math:: \max(0, \mathrm{rank}_\epsilon(W/\sqrt n) - \lfloor \gamma \phi_0 M \rfloor), n = \text{fan-in}
 
     Args:
-        gamma: the factor of the baseline.
+        gamma: factor of the baseline.
         eps: threshold of the effective rank.
     """
 
@@ -234,24 +236,25 @@ class Weight(Trigger):
         if room <= 0:
             return Decision(0)
         rank = layer.weight_rank(self.eps)
-        decision = _from_threshold(rank, rank / size, self.gamma * layer.memory["baseline"], size)
+        decision = _decide_by_threshold(rank, rank / size, self.gamma * layer.memory["baseline"], size)
         return Decision(min(decision.count, room), decision.metric, decision.threshold)
 
 
 @dataclass(frozen=True)
 class Gradient(Trigger):
-    r"""As many neurons as would get larger gradients than all present neurons together.
+    r"""Add as many neurons as would get larger gradients than all present neurons together.
 
-    The number of singular values of the auxiliary gradient (see `neurogenesis.candidates.bridge`) greater than
+    The count is the number of singular values of the auxiliary gradient (see `neurogenesis.candidates.bridge`) greater
+    than
 
     .. math:: scale \cdot \sum_m \left( \|\partial L/\partial w^{in}_m\| + \|\partial L/\partial w^{out}_m\| \right).
 
-    The metric it reports is the largest singular value, or the first upper bound of it that is below the
-    threshold and so settles the matter: norms of the factors, then the Frobenius norm.
+    The reported metric is the largest singular value, or the first upper bound on it that is below the threshold: the
+    sum of products of norms, then the Frobenius norm.
 
     Args:
-        scale: the factor of the threshold. The paper's equation has 1, its authors' program 0.5.
-        mean: take the mean over neurons instead of the sum, a much lower threshold for wide layers.
+        scale: factor of the threshold. The paper's equation has 1, the authors' code 0.5.
+        mean: use the mean over neurons instead of the sum, a much lower threshold for wide layers.
     """
 
     scale: float = 0.5
@@ -262,7 +265,7 @@ class Gradient(Trigger):
     def __call__(self, layer: Layer) -> Decision:
         assert layer.bridge is not None
         if not layer.has_gradients or not layer.gradient_norms:
-            return Decision(0)  # no backward pass has reached it
+            return Decision(0)  # no backward pass has reached the layer
         norms = torch.stack(list(layer.gradient_norms.values())).sum(0).double()
         threshold = self.scale * float(norms.mean() if self.mean else norms.sum())
         if not math.isfinite(threshold):
@@ -285,13 +288,13 @@ Final = int | float | Mapping[str, int | float] | None
 
 @dataclass(frozen=True)
 class Linear(Trigger):
-    """One neuron after the other, evenly until the final width, over the first part of training.
+    """Grow linearly to the final size over the first part of training.
 
     Args:
-        steps: gradient steps of the whole training.
-        final: the final width: a number of neurons, a float times the initial width, or a mapping by name; the
-            maximum width by default.
-        part: the part of training to grow in.
+        steps: total number of gradient steps in training.
+        final: the final size: an int (number of neurons), a float (factor of the initial size), or a mapping from width
+            names to either; the maximum size by default.
+        part: fraction of training in which to grow.
     """
 
     steps: int
@@ -299,18 +302,18 @@ class Linear(Trigger):
     part: float = 0.75
 
     def __call__(self, layer: Layer) -> Decision:
-        return _towards(layer, self.final, min(1.0, layer.step / (self.part * self.steps)))
+        return _toward(layer, self.final, min(1.0, layer.step / (self.part * self.steps)))
 
 
 @dataclass(frozen=True)
 class Batched(Trigger):
-    """Equal additions at equal distances until the final width, over the first part of training.
+    """Grow to the final size in equal increments at equal intervals over the first part of training.
 
     Args:
-        steps: gradient steps of the whole training.
-        final: the final width, as in `Linear`.
-        part: the part of training to grow in.
-        batches: how many additions.
+        steps: total number of gradient steps in training.
+        final: the final size, as in `Linear`.
+        part: fraction of training in which to grow.
+        batches: number of increments.
     """
 
     steps: int
@@ -320,21 +323,21 @@ class Batched(Trigger):
 
     def __call__(self, layer: Layer) -> Decision:
         done = _floor(self.batches * layer.step / (self.part * self.steps))
-        return _towards(layer, self.final, min(1.0, done / self.batches))
+        return _toward(layer, self.final, min(1.0, done / self.batches))
 
 
-def _towards(layer: Layer, final: Final, progress: float) -> Decision:
+def _toward(layer: Layer, final: Final, progress: float) -> Decision:
     if isinstance(final, Mapping):
         final = final.get(layer.name, layer.maximum)
     target = layer.maximum if final is None else resolved_size(final, layer.initial)
     if target is None:
-        raise ValueError(f"the schedule has no final width for {layer.name}: give final= or max_width=")
+        raise ValueError(f"the schedule has no final size for {layer.name}: pass final= or max_width=")
     now = layer.initial + _floor((target - layer.initial) * progress)
     return Decision(max(0, now - layer.size), layer.size, now)
 
 
 def resolved_size(size: int | float, initial: int) -> int:
-    """A size: an int as it is, a float times the initial size."""
+    """Resolve a size given as an int (number of neurons) or a float (factor of the initial size)."""
     return size if isinstance(size, int) else _floor(size * initial)
 
 

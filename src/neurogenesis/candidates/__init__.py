@@ -1,1 +1,1 @@
-"""Would-be neurons, run through the model as it is."""
+"""Candidate neurons: trial runs of the current model with neurons that it does not have yet."""

@@ -1,4 +1,4 @@
-"""Tensors for runs of a model with more neurons than it has, up to the layer that consumes them."""
+"""Tensors for trial runs of a model with additional neurons, up to the layer that consumes them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def grown_tensors(
     sources: Tensor | None = None,
     alone: bool = False,
 ) -> tuple[dict[str, Tensor], list[tuple[nn.Module, str, int]]]:
-    """Tensors and attributes for a run with more neurons up to their consumer.
+    """Tensors and module attributes for a run with additional neurons, up to their consumer.
 
     Args:
         model: the model.
-        width: the width to be grown.
-        route: where it runs.
-        count: how many neurons.
-        fan_in: weights of the first producer for them, count x per neuron x the rest; without, it is not grown.
-        bias: its biases, count x per neuron; zero by default.
-        sources: the present neuron that each is a copy of, or -1, for what carries something per neuron.
-        alone: let other producers give them nothing.
+        width: the width that grows.
+        route: where the width is watched.
+        count: number of additional neurons.
+        fan_in: their weights in the first producer, count x per neuron x the rest; if None, the producer does not grow.
+        bias: their biases in the first producer, count x per neuron; zero by default.
+        sources: for each, the present neuron whose per-neuron parameters (such as those of norms) it copies, or -1.
+        alone: whether other producers contribute zero.
     """
     tensors, generator = named_tensors(model), torch.Generator().manual_seed(0)
     lengths = lengths_of(model, route.producer.tensor)
@@ -48,7 +48,7 @@ def grown_tensors(
             if axis.tensor == lengths:
                 given = torch.linalg.vector_norm(fan_in.reshape(count, axis.per_neuron, -1), dim=2)
             given = old.new_zeros(1).expand(shape) if given is None else given.reshape(shape)
-            positions, values = stack(width, axis, given)
+            positions, values = stack_values(width, axis, given)
         elif axis.module in route.later:
             continue
         else:
@@ -61,7 +61,7 @@ def grown_tensors(
                 rows = old.detach().movedim(axis.axis, 0)[width.positions(axis)[sources.clamp_min(0)]]
                 usual = values.movedim(axis.axis, 0).unflatten(0, rows.shape[:2])  # type: ignore[no-untyped-call]
                 copied = (sources >= 0).reshape(-1, *[1] * (rows.ndim - 1)).to(rows.device)
-                positions, values = stack(width, axis, torch.where(copied, rows, usual))
+                positions, values = stack_values(width, axis, torch.where(copied, rows, usual))
         edits.append(Edit(axis.tensor, axis.axis, old.shape[axis.axis], positions, values, axis.role))
     grown = {name: edited(tensors[name].detach(), own) for name, own in grouped(edits).items()}
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -69,8 +69,14 @@ def grown_tensors(
     return grown, [(modules[path], name, new) for path, name, _, new in attributes]
 
 
-def stack(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Values of new neurons, count x per neuron x the rest, in the order of their positions on an axis."""
+def stack_values(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of new neurons on an axis in ascending order, and their values in that order.
+
+    Args:
+        width: the width.
+        axis: the axis.
+        values: values of new neurons, count x per neuron x the rest.
+    """
     positions = width.new_positions(axis, len(values)).flatten()
     order = positions.argsort()
     return positions[order], values.flatten(0, 1)[order.to(values.device)].movedim(0, axis.axis)

@@ -1,4 +1,4 @@
-"""The loss of the model with one would-be neuron."""
+"""The loss of the model with one candidate neuron."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..surgery.plan import plan_neurons, shrink
 def loss_with(
     model: nn.Module, width: Width, closure: Callable[[], Any], generator: torch.Generator
 ) -> Callable[[Any], float]:
-    """A function of the values of one new neuron that returns the loss with it; the model is left as it was."""
+    """Function that maps the values of one new neuron to the loss with that neuron; it restores the model."""
 
     def loss(values: Mapping[tuple[str, int], Tensor]) -> float:
         state = torch.get_rng_state()
@@ -25,7 +25,7 @@ def loss_with(
             parameter.grad = None
         plan_neurons(model, width, 1, values, generator=generator).apply(model)
         try:
-            with torch.enable_grad():  # a closure may go backward, as those of some optimizers do
+            with torch.enable_grad():  # closures of some optimizers call backward
                 return float(torch.as_tensor(closure()).detach())
         finally:
             shrink(model, width, [width.size - 1])

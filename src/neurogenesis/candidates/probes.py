@@ -1,4 +1,4 @@
-"""What becomes of a new neuron between producer and consumer, and how connections that bridge a width run."""
+"""Probes: what happens to a new neuron between producer and consumer, and the bridge that follows from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..passes.replay import Call, Watch, replay
-from ..passes.routes import Route, pick
+from ..passes.routes import Route, select_neurons
 from ..structure.axes import Axis
 from ..structure.edits import Edit, edited
 from ..structure.widths import Width
@@ -22,16 +22,16 @@ from .grown import grown_tensors
 
 
 def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bridge | str:
-    """How connections that bridge the width run, or why they cannot be followed."""
+    """Bridge of a width, or the reason it has none."""
     modules = dict(model.named_modules(remove_duplicate=False))
     producer, consumer = modules[route.producer.module], modules[route.consumer.module]
     for axis, module in ((route.producer, producer), (route.consumer, consumer)):
-        problem = _unlike_a_layer(axis, module)
+        problem = _why_unsupported(axis, module)
         if problem:
             return problem
     if route.producer.per_neuron > 1:
-        return f"each neuron is several rows of {route.producer.module}"
-    probe = probed(model, width, route, call)
+        return f"each neuron has several rows in {route.producer.module}"
+    probe = run_probe(model, width, route, call)
     if isinstance(probe, str):
         return probe
     if not isinstance(producer, _ConvNd):
@@ -42,32 +42,32 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bri
     if isinstance(consumer, _ConvNd):
         grid: tuple[int, ...] | None = tuple(probe.after_shape[2:])
         consumed = _kernels(consumer)
-    elif len(probe.after_shape) == 2:  # a flattened image: a kernel as large as it
+    elif len(probe.after_shape) == 2:  # a flattened image: a kernel of the same size
         grid = probe.grid()
         consumed = tuple(Kernel(length, 1, 0, 1) for length in grid or ())
     else:
-        return f"{route.consumer.module} takes each position of {route.producer.module} alone"
+        return f"{route.consumer.module} is applied to each position of {route.producer.module} separately"
     pooling = probe.pooling(grid)
     if isinstance(pooling, str):
         return pooling
     return Bridge(kernels, pooling, consumed)
 
 
-def _unlike_a_layer(axis: Axis, module: nn.Module) -> str | None:
+def _why_unsupported(axis: Axis, module: nn.Module) -> str | None:
     weight: Any = module.weight
     if is_parametrized(module, "weight"):
-        return f"{axis.module} is under weight norm, and gradients of its weight are not those of its parameters"
+        return f"{axis.module} is under weight norm, so the gradient of its weight is not that of its parameters"
     if weight.is_complex():
-        return f"{axis.module} is complex"
+        return f"{axis.module} has complex weights"
     if isinstance(module, _ConvTransposeNd):
         return f"{axis.module} is a transposed convolution"
     if isinstance(module, _ConvNd):
         if module.groups > 1:
             return f"{axis.module} is a grouped convolution"
         if module.padding_mode != "zeros":
-            return f"{axis.module} pads with {module.padding_mode}"
+            return f"{axis.module} has padding_mode={module.padding_mode!r}"
         if module.padding == "same" and any(k % 2 == 0 for k in module.kernel_size):
-            return f"{axis.module} pads an even kernel"
+            return f"{axis.module} has padding='same' with an even kernel"
     elif not isinstance(module, nn.Linear):
         return f"{axis.module} is neither a linear layer nor a convolution"
     return None
@@ -84,26 +84,26 @@ def _kernels(module: _ConvNd) -> tuple[Kernel, ...]:
 
 @dataclass
 class Probe:
-    """What becomes of a new neuron between producer and consumer."""
+    """Two new neurons, constant 0 and constant 1, followed from producer to consumer."""
 
-    before: Tensor  # the producer's output: two new neurons, constant 0 and constant 1, samples first
-    after: Tensor  # the neurons as the consumer gets them: samples x neurons x positions
-    after_shape: torch.Size  # of all that the consumer gets
+    before: Tensor  # the neurons in the producer's output, samples x neurons x positions
+    after: Tensor  # the neurons in the consumer's input, samples x neurons x positions
+    after_shape: torch.Size  # shape of the consumer's input
 
     def slope(self) -> Tensor:
-        """The gradient of a sum over the new neuron that is 0, weighted by numbers that do not cancel."""
+        """Gradient of a weighted sum over the constant-0 neuron; the weights differ so that terms do not cancel."""
         after = self.after[:, 0]
         weights = torch.linspace(1, 2, after.numel()).reshape(after.shape).to(after)
         return self._gradient((after * weights).sum(), 0)
 
     @property
     def keeps_zero(self) -> bool:
-        """Whether a neuron that is 0 arrives as 0."""
+        """Whether a neuron that is 0 in the producer's output is 0 in the consumer's input."""
         return not bool(self.after[:, 0].any())
 
     def grid(self) -> tuple[int, ...] | None:
-        """The shape of the positions that arrive, if they are an image, flattened."""
-        if self.after.shape[2] > _POSITIONS:
+        """Shape of the image whose flattened positions the consumer gets; None if they are not an image."""
+        if self.after.shape[2] > _MAX_POSITIONS:
             return None
         supports = [self._support(number) for number in range(self.after.shape[2])]
         if any(support is None for support in supports):
@@ -114,8 +114,8 @@ class Probe:
         return sides if starts == expected else None
 
     def pooling(self, grid: Sequence[int] | None) -> tuple[Pooling, ...] | str:
-        """The pooling along each dimension, the same at all positions but those at the border."""
-        irregular = "what stands between producer and consumer mixes positions"
+        """Pooling along each dimension, which must be the same at all positions except the border; or the problem."""
+        irregular = "an operation between producer and consumer mixes positions"
         if grid is None or torch.Size(grid).numel() != self.after.shape[2]:
             return irregular
         result = []
@@ -140,7 +140,7 @@ class Probe:
         return tuple(result)
 
     def _support(self, position: int) -> list[tuple[int, int]] | None:
-        """From where to where, along each dimension, the producer's outputs are that a position is the mean of."""
+        """Range of producer outputs, per dimension, that a position is the mean of; None if it is not a mean."""
         gradient = self._gradient(self.after[0, 1, position], 1)[0]
         weights = gradient[gradient != 0]
         if not len(weights) or float(weights[0]) <= 0 or not torch.allclose(weights, weights[0]):
@@ -158,7 +158,7 @@ class Probe:
         return torch.zeros_like(self.before[:, neuron]) if gradient is None else gradient[:, neuron]
 
 
-_POSITIONS = 1024  # of a flattened image: each takes a backward pass, so that larger ones are not followed
+_MAX_POSITIONS = 1024  # of a flattened image, because each takes a backward pass
 
 
 def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:
@@ -168,14 +168,14 @@ def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:
     return number
 
 
-def probed(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | str:
-    """Send two new neurons, constant 0 and constant 1, from the producer to the consumer; or say why not."""
+def run_probe(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | str:
+    """Follow new neurons, constant 0 and constant 1, from producer to consumer; returns the reason if that fails."""
     modules = dict(model.named_modules(remove_duplicate=False))
     producer, consumer = modules[route.producer.module], modules[route.consumer.module]
     seen: dict[str, Tensor] = {}
     channel = 1 if isinstance(producer, _ConvNd) else -1
 
-    def put_in(z: Tensor) -> Tensor:
+    def insert(z: Tensor) -> Tensor:
         z = z.detach().movedim(channel, 1)
         new = torch.tensor([0.0, 1.0]).to(z).reshape(2, *[1] * (z.ndim - 2)).expand(len(z), 2, *z.shape[2:])
         seen["before"] = new.clone().requires_grad_()
@@ -185,16 +185,16 @@ def probed(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | 
         edit = Edit("", 1, z.shape[1], positions.flatten()[order], values[:, order], "producer")
         return edited(z, [edit]).movedim(1, channel)
 
-    def take_out(h: Tensor) -> None:
+    def extract(h: Tensor) -> None:
         seen["whole"] = h
-        seen["after"] = pick(h, consumer, width.new_positions(route.consumer, 2))
+        seen["after"] = select_neurons(h, consumer, width.new_positions(route.consumer, 2))
 
-    # The producer keeps its size: what it lacks is put into its output.
-    watches = [Watch(producer, "output", put_in), Watch(consumer, "input", take_out)]
+    # The producer keeps its size: the new neurons are inserted into its output.
+    watches = [Watch(producer, "output", insert), Watch(consumer, "input", extract)]
     try:
         with torch.enable_grad():
             tensors, attributes = grown_tensors(model, width, route, 2, alone=True)
         replay(model, call, watches, tensors=tensors, attributes=attributes, gradients=True, evaluation=True)
-    except Exception as error:  # of the model's own code, which may use the neurons in ways that hooks do not see
-        return f"the model does not run with new neurons up to {route.consumer.module}: {error}"
+    except Exception as error:  # from the model's own code, which may use the neurons where hooks do not reach
+        return f"the model fails with new neurons before {route.consumer.module}: {error}"
     return Probe(seen["before"], seen["after"], seen["whole"].shape)

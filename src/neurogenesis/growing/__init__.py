@@ -1,1 +1,1 @@
-"""The Grower, and growth by hand."""
+"""The `Grower`, and growing by hand."""

@@ -1,4 +1,4 @@
-"""How many neurons the budget allows, and values that fit when several widths grow at once."""
+"""The parameter budget, and values of new neurons when several widths grow in one step."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from ..structure.edits import edited
 from ..surgery.plan import Plan
 
 
-def affordable(model: nn.Module, limit: int | None, layer: Layer, count: int, also: Sequence[tuple[Layer, int]]) -> int:
-    """How many of so many neurons the limit of parameters allows, when other layers grow as well."""
+def affordable_count(
+    model: nn.Module, limit: int | None, layer: Layer, count: int, also: Sequence[tuple[Layer, int]]
+) -> int:
+    """Largest number of neurons, at most `count`, within the parameter limit if the layers in `also` grow as well."""
     if limit is None:
         return count
     structure, atom = layer.width.structure, layer.width.atom
@@ -22,8 +24,14 @@ def affordable(model: nn.Module, limit: int | None, layer: Layer, count: int, al
     return count
 
 
-def fitted(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:
-    """Values made before other widths grew, with zeros where these have new neurons; axis -1 if for all of it."""
+def pad_for_growth(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:
+    """Pad values that were computed before other widths grew with zeros at the new neurons of these widths.
+
+    Args:
+        key: the parameter, and the axis along which the values are stacked, or -1 if they cover the whole parameter.
+        values: the values.
+        done: the plans applied since.
+    """
     name, axis = key
     for plan in done:
         for edit in plan.edits:

@@ -1,4 +1,4 @@
-"""Grow a width by hand, with the initializations that a `Grower` uses."""
+"""Grow a width by hand, with the same initializations as a `Grower`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..surgery.optimizer_state import Optimizers, as_list
 from ..surgery.plan import Plan, Values, find_growable, plan_neurons
 from ..surgery.reach import fan_ins_of
 from ..triggers import Static
-from .choosing import call_of, has_convolutions, watchable
+from .choosing import as_call, has_convolutions, make_layers
 
 
 def plan_growth(
@@ -35,7 +35,7 @@ def plan_growth(
     generator: torch.Generator | None = None,
     margin: bool = True,
 ) -> Plan:
-    """Plan to add neurons at the end of a width; arguments as in `grow`."""
+    """Plan the growth of a width; takes the same arguments as `grow`."""
     model = unwrapped(model)
     found, count = find_growable(model, width, count, example)
     fan_ins = fan_ins_of(model, found, found.initial, as_list(optimizer)) if margin else {}
@@ -44,18 +44,18 @@ def plan_growth(
     strategy = Strategy(Static(), initialization)
     source = torch.default_generator if generator is None else generator
     with ordinary_tensors():
-        with torch.enable_grad():  # for what is found out of the layers
-            layer = _layer(model, found, strategy, example, source)
+        with torch.enable_grad():  # probes of the layer run backward
+            layer = _make_layer(model, found, strategy, example, source)
         layer.now = replace(layer.now, fan_ins=fan_ins)
         with torch.no_grad():
             neurons = strategy.initialization(layer, count, source)
     if not isinstance(neurons, Neurons):
         raise TypeError(
-            f"{strategy.initialization} returns a {type(neurons).__name__}: an initialization is a function "
-            "(layer, count, generator) -> Neurons; a dict of values is passed as it is, as initialization={...}"
+            f"{strategy.initialization} returned a {type(neurons).__name__}: an initialization is a function "
+            "(layer, count, generator) -> Neurons; pass a dict of values directly, as initialization={...}"
         )
     if neurons.count == 0:
-        raise ValueError(f"{found.name}: there are no neurons to add: {neurons.why_fewer}")
+        raise ValueError(f"{found.name}: no neurons to add: {neurons.why_fewer}")
     if neurons.why_fewer is not None:
         warnings.warn(f"{found.name}: {neurons.count} new neurons, not {count}: {neurons.why_fewer}", stacklevel=3)
     return plan_neurons(
@@ -76,25 +76,26 @@ def grow(
     ages: bool = True,
     margin: bool = True,
 ) -> Plan:
-    """Add neurons to a width; with the default initialization the model's outputs do not change.
+    """Add neurons at the end of a width; with the default initialization the model's outputs do not change.
 
     Args:
         model: the model, changed in place; its parameters remain the same objects.
         width: a width of `widths(model, example)`, or its name.
-        count: how many neurons to add.
-        initialization: as in a `Strategy`: "random" (random fan-in of the present neurons' mean norm, zero bias,
-            zero fan-out) or another name of `neurogenesis.initializations`, one of its objects, or a function
-            ``(layer, count, generator) -> Neurons``. Or the new values themselves, ``{parameter name: tensor}``,
-            stacked along the axis that grows; what is left out is as by "random".
-        optimizer: every optimizer that trains the model, for its state.
-        ema: an averaged copy of the model such as `torch.optim.swa_utils.AveragedModel`; grown alike.
-        example: an input: needed if `widths` has not been called for this model, and by initializations that look at
-            activations, which are those of this input.
-        generator: source of the random weights; torch's global one by default.
-        ages: whether the optimizer trains new weights as if training had just begun for them. Otherwise its count of
-            steps is that of the old ones: with Adam, new weights then move up to 6.5 times too far.
-        margin: whether random fan-in is balanced, and longer than the present neurons' by as much as one gradient can
-            move it under the optimizer; see `neurogenesis.surgery.reach`. Otherwise it is as long, as in the paper.
+        count: number of neurons to add.
+        initialization: as in a `Strategy`: "random" (random fan-in, zero bias, zero fan-out) or another name or object
+            of `neurogenesis.initializations`, or a function ``(layer, count, generator) -> Neurons``. Or the new values
+            themselves, ``{parameter name: tensor}``, stacked along the axis that grows; missing ones are as with
+            "random".
+        optimizer: the optimizers that train the model; their state grows too.
+        ema: an averaged copy of the model such as `torch.optim.swa_utils.AveragedModel`; it grows too.
+        example: an input of the model. Required if `widths` has not been called for this model, and by initializations
+            that use activations, which are measured on this input.
+        generator: source of the random weights; torch's global generator by default.
+        ages: whether the optimizer treats new weights as if training had just begun. Otherwise it counts their steps
+            like those of old weights: with Adam, new weights then move up to 6.5 times too far.
+        margin: whether random fan-in is balanced, and its norm larger than that of the present neurons by as much as
+            one gradient step can move it; see `neurogenesis.surgery.reach`. Otherwise it has the mean norm of the
+            present neurons, as in the paper.
 
     Returns:
         The plan that was applied.
@@ -124,23 +125,23 @@ def grow(
     return plan
 
 
-def _layer(
+def _make_layer(
     model: nn.Module, width: Width, strategy: Strategy, example: Example | None, generator: torch.Generator
 ) -> Layer:
-    """The width as an initialization sees it, with the activations of an example if there is one."""
+    """Layer of a width for an initialization, with the activations of the example if given."""
     initialization = strategy.initialization
     if "gradients" in initialization.needs:
         raise ValueError(
-            f"{initialization} needs gradients of the loss, which there are only in training: use a Grower, with a "
-            "Strategy of a trigger and this initialization"
+            f"{initialization} needs gradients of the loss, which exist only in training: use a Grower with a Strategy "
+            "that has this initialization"
         )
     if initialization.needs and example is None:
-        raise ValueError(f"{initialization} looks at activations: pass an input as example=")
+        raise ValueError(f"{initialization} needs activations: pass an input as example=")
     if example is None:
         return Layer(model, width, convolutional=has_convolutions(model))
-    call = call_of(example)
+    call = as_call(example)
     buffer = Buffer(model, call.samples)
-    (layer,) = watchable(model, strategy, [width], call, buffer)
+    (layer,) = make_layers(model, strategy, [width], call, buffer)
     if layer.route is not None:
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
         layer.now = replace(layer.now, seed=seed)

@@ -1,4 +1,4 @@
-"""Which widths of a model a `Grower` watches, as which layers, and how wide they may become."""
+"""The widths that a `Grower` watches, their layers, and their maximum sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..candidates.bridge import Bridge
-from ..candidates.probes import find_bridge, probed
+from ..candidates.probes import find_bridge, run_probe
 from ..layer import Layer
 from ..passes.buffers import Buffer
 from ..passes.replay import Call
@@ -26,23 +26,23 @@ from ..triggers import resolved_size
 MaxWidth = int | float | Mapping[str, int | float] | None
 
 
-def choose(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> list[Width]:
-    """The growable widths whose name, or the path of a producer, matches the patterns."""
+def choose_widths(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> list[Width]:
+    """Growable widths whose name, or the path of a producer, matches the patterns."""
 
     def match(width: Width, patterns: Sequence[str]) -> bool:
         names = {width.name, *(axis.module for axis in width.producers)}
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
     if not known.growable:
-        raise ValueError(_nothing_grows(known))
+        raise ValueError(_no_growable_width(known))
     chosen = [width for width in known.growable if match(width, include) and not match(width, exclude)]
     if not chosen:
         names = ", ".join(width.name for width in known.growable)
-        raise ValueError(f"include={include} and exclude={exclude} leave no width to grow of {names}")
+        raise ValueError(f"include={include} and exclude={exclude} leave no width to grow; growable widths: {names}")
     return chosen
 
 
-def _nothing_grows(known: Widths) -> str:
+def _no_growable_width(known: Widths) -> str:
     reasons = {width.name: width.why for width in known}
     remedies = [reason.kind.remedy for reason in reasons.values() if reason is not None and reason.kind.remedy]
     lines = ["no width of this model can grow:", *(f"  {name}: {reason}" for name, reason in reasons.items())]
@@ -51,10 +51,10 @@ def _nothing_grows(known: Widths) -> str:
     return "\n".join(lines)
 
 
-def watchable(
+def make_layers(
     model: nn.Module, strategy: Strategy, chosen: Sequence[Width], call: Call, buffer: Buffer | None = None
 ) -> list[Layer]:
-    """Layers of the widths that the strategy can serve; the others are named in a warning."""
+    """Layers of the widths that the strategy supports; a warning lists the others."""
     routes = find_routes(model, chosen, call) if strategy.uses else {}
     convolutional = has_convolutions(model)
     layers, left_out = [], {}
@@ -68,7 +68,7 @@ def watchable(
             if isinstance(bridge, str) and "gradients" in strategy.needs:
                 problem = bridge
         if route is not None and "trials" in strategy.needs and problem is None:
-            probe = probed(model, width, route, call)
+            probe = run_probe(model, width, route, call)
             problem = probe if isinstance(probe, str) else None
         if problem is not None:
             left_out[width.name] = problem
@@ -88,7 +88,7 @@ def watchable(
         listed = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         if not layers:
             raise ValueError(f"the strategy can grow none of the widths ({listed})")
-        warnings.warn(f"widths that the strategy cannot watch do not grow ({listed})", stacklevel=5)
+        warnings.warn(f"these widths do not grow because the strategy cannot watch them: {listed}", stacklevel=5)
     return layers
 
 
@@ -96,8 +96,8 @@ def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, _ConvNd) for module in model.modules())
 
 
-def set_maxima(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
-    """How wide each layer may become."""
+def set_maximum_sizes(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
+    """Set the maximum size of each layer from the argument max_width."""
     if isinstance(given, Mapping):
         named: dict[str, int | float] = {known[name].name: size for name, size in given.items()}
     else:
@@ -107,23 +107,26 @@ def set_maxima(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
         if limit is None or limit == float("inf"):
             continue
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit:
-            raise TypeError(f"max_width of {layer.name}: expected an int, or a float times its size, not {limit!r}")
+            raise TypeError(
+                f"max_width of {layer.name}: expected an int (number of neurons) or a float (factor of the initial "
+                f"size), not {limit!r}"
+            )
         layer.maximum = resolved_size(limit, layer.initial)
         if layer.maximum < layer.size:
             raise ValueError(
-                f"max_width of {layer.name} is {layer.maximum}, below its present size of {layer.size}"
+                f"max_width of {layer.name} is {layer.maximum}, below its current size of {layer.size}"
                 + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")
             )
 
 
-def call_of(example: Example) -> Call:
+def as_call(example: Example) -> Call:
     example = as_ordinary(example)
     if isinstance(example, Mapping):
         return Call.of((), example)
     return Call.of(example if isinstance(example, tuple) else (example,), {})
 
 
-def example_of(model: nn.Module, call: Call) -> Example:
+def as_example(model: nn.Module, call: Call) -> Example:
     if not call.kwargs:
         return call.args
     bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)
@@ -131,6 +134,8 @@ def example_of(model: nn.Module, call: Call) -> Example:
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_POSITIONAL:
-            raise ValueError(f"the model is called with *{name} and keywords at once: pass an example= of one kind")
+            raise ValueError(
+                f"the model is called with *{name} and keyword arguments: pass example= with only one kind"
+            )
         example |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
     return example

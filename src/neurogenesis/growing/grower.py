@@ -1,4 +1,4 @@
-"""`Grower`: watches a model while it trains and grows it. The one object with state."""
+"""`Grower` watches a model while it trains and grows it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.optim import LBFGS, Optimizer
 from ..candidates.losses import loss_with
 from ..history import Event, History, Observation
 from ..initializations import Neurons
-from ..layer import Layer, Moment
+from ..layer import Layer, StepContext
 from ..passes.buffers import Buffer, Untrained
 from ..passes.replay import Call
 from ..passes.seen import NotFinite
@@ -32,8 +32,8 @@ from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
 from ..surgery.plan import Plan, Surgery, check_average, plan_neurons, plan_shrinkage
 from ..surgery.reach import fan_ins_of
 from ..triggers import Decision
-from .budget import affordable, fitted
-from .choosing import MaxWidth, call_of, choose, example_of, has_convolutions, set_maxima, watchable
+from .budget import affordable_count, pad_for_growth
+from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
 from .overview import overview
 from .schedule import Schedule
 
@@ -41,28 +41,29 @@ from .schedule import Schedule
 class Grower:
     """Grows a model while it trains.
 
-    Call `step` after each gradient step. The model, its optimizer and the training loop stay as they are.
+    Call `step` after each gradient step. The model, the optimizer and the training loop need no changes.
 
     Args:
         model: the model.
-        optimizer: the optimizer that trains it, or all of them.
+        optimizer: the optimizer that trains the model, or a list of all of them.
         strategy: a name of `neurogenesis.strategies`, or a `Strategy`.
-        example: an input of the model; by default the first batch it is trained on.
-        max_width: how wide widths may become: a number of neurons, a float times the present width, or a mapping by
-            name.
-        max_parameters: how many parameters the model may have.
-        every: look at the model at the first gradient step and then at every so many. By default widths are asked at
-            every step while they grow, and less often, at least at every twelfth, while they do not.
+        example: an input of the model; by default the first training batch.
+        max_width: the maximum size of each width: an int (number of neurons), a float (factor of the initial size), or
+            a mapping from names to either; unlimited by default.
+        max_parameters: the maximum number of parameters of the model; unlimited by default.
+        every: look at the first gradient step and every `every` steps after it. By default the grower looks at a width
+            at every step while it grows and less often while it does not, but at least at every twelfth step.
         include: patterns of the widths to grow, such as ``["features.*"]``; all by default.
         exclude: patterns of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
-        buffer: how many of the latest samples activations are measured on; 1568, or 128 in networks with
+        buffer: the number of latest samples on which activations are measured; by default 1568, or 128 in networks with
             convolutions. A width is measured as soon as there are twice as many activations as neurons; see `fill`.
-        seed: of everything random in growth. Torch's global random state is never used.
-        ema: an averaged copy of the model, grown along.
-        ages: whether new weights are trained as if training had just begun for them; see `neurogenesis.ages`.
-        margin: whether random fan-in is balanced, and longer than that of present neurons by as much as one gradient
-            can move it; see `neurogenesis.surgery.reach`. Otherwise it is as long, as in the paper.
+        seed: seed of all random numbers of growth. Torch's global random state is not used.
+        ema: an averaged copy of the model, which grows too.
+        ages: whether the optimizer treats new weights as if training had just begun; see `neurogenesis.ages`.
+        margin: whether random fan-in is balanced, and its norm larger than that of the present neurons by as much as
+            one gradient step can move it; see `neurogenesis.surgery.reach`. Otherwise it has the mean norm of the
+            present neurons, as in the paper.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -100,112 +101,111 @@ class Grower:
         self.optimizers = as_list(optimizer)
         if not self.optimizers:
             raise TypeError("optimizer: expected the optimizer that trains the model")
-        _check_usable(self.optimizers)
+        _check_supported(self.optimizers)
         check_optimizers(self.model, dict(self.model.named_parameters()), self.optimizers)
         if ema is not None:
             check_average(self.model, ema)
         self.strategy = as_strategy(strategy)
         if ema is not None and self.strategy.initialization.changes_present_neurons:
             raise ValueError(
-                f"{self.strategy.initialization} changes present neurons, and does not know those of the average: "
-                "leave ema= out and make a new average after growth, or use another initialization"
+                f"{self.strategy.initialization} changes present neurons, which cannot be done in the averaged model: "
+                "omit ema= and start a new average after growth, or use another initialization"
             )
         for name, number in (("every", every), ("buffer", buffer), ("max_parameters", max_parameters)):
             if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
                 raise ValueError(f"{name}: expected a positive integer, not {number!r}")
         present = sum(parameter.numel() for parameter in self.model.parameters())
         if max_parameters is not None and max_parameters < present:
-            raise ValueError(f"max_parameters={max_parameters}, but the model has {present} parameters already")
+            raise ValueError(f"max_parameters={max_parameters}, but the model already has {present} parameters")
         self.max_width, self.max_parameters = max_width, max_parameters
-        self.include = ["*"] if include is None else _patterns(include, "include")
-        self.exclude = _patterns(exclude, "exclude")
+        self.include = ["*"] if include is None else _check_patterns(include, "include")
+        self.exclude = _check_patterns(exclude, "exclude")
         self.tie = tie
         self.ema = ema
         self.ages, self.margin = ages, margin
         self.history = History()
-        self.steps = 0  # gradient steps seen
+        self.steps = 0  # number of gradient steps
         self.buffer = Buffer(self.model, buffer or (128 if has_convolutions(self.model) else 1568))
         self.generator = torch.Generator().manual_seed(seed)
         self._schedule = Schedule(every)
         self._layers: list[Layer] | None = None
-        self._known: Widths | None = None
-        self._first: Call | None = None  # what the model was first called with
+        self._widths: Widths | None = None
+        self._first_call: Call | None = None  # the example, or the first training pass
         self._stepped = False
         self._warned: set[str] = set()
-        self._few: set[str] = set()
-        self._measured: set[str] = set()  # layers whose activations have been
+        self._warned_few_samples: set[str] = set()
+        self._measured: set[str] = set()  # layers whose activations have been measured
         self._handles: list[Any] = []
         self._taps = Taps(self.model, self.buffer, self._attach)
         try:
             for each in self.optimizers:
                 self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
-                if ages:  # a state that is loaded may have births
+                if ages:  # a loaded state may contain young weights
                     self._handles.append(each.register_load_state_dict_post_hook(resume))
             if example is not None:
                 with ordinary_tensors():
-                    self._taps.begin(call_of(example))
+                    self._taps.begin(as_call(example))
         except BaseException:
             self.detach()
             raise
 
-    # --- the beginning -----------------------------------------------------------------------------------
+    # --- setup -------------------------------------------------------------------------------------------
 
     def _attach(self, call: Call) -> None:
-        """Find the widths, and watch those that can grow."""
+        """Find the widths and watch those that can grow; called before the first training pass."""
         known = last_widths(self.model)
         if known is None or self.tie or known.differs_from(self.model):
-            known = widths(self.model, example_of(self.model, call), tie=self.tie)
-        self._known = known
-        chosen = choose(known, self.include, self.exclude)
-        layers = watchable(self.model, self.strategy, chosen, call, self.buffer)
-        set_maxima(layers, known, self.max_width)
+            known = widths(self.model, as_example(self.model, call), tie=self.tie)
+        self._widths = known
+        chosen = choose_widths(known, self.include, self.exclude)
+        layers = make_layers(self.model, self.strategy, chosen, call, self.buffer)
+        set_maximum_sizes(layers, known, self.max_width)
         for layer in layers:
             if layer.route is not None:
                 self.buffer.watch(layer.name, layer.width, layer.route)
             self.strategy.trigger.start(layer)
         self._layers = layers
-        self._first = call
+        self._first_call = call
         if "activations" in self.strategy.trigger.needs:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
         self._schedule.start(layer.name for layer in layers)
-        self._taps.watch([layer.seen for layer in layers if layer.seen is not None and layer.bridge is not None])
+        self._taps.watch([layer.record for layer in layers if layer.record is not None and layer.bridge is not None])
         self._taps.wanted = self._schedule.due(self.steps + 1)
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
-        """Add inputs to the buffer, as if the model had been trained on them.
+        """Add a batch of inputs to the buffer, so that widths can be measured from the first gradient step.
 
-        With enough of them, widths are measured from the first gradient step on. Takes what the model takes; call it
-        for each batch.
+        Takes the same arguments as the model. The model is not trained on them.
         """
         call = Call.of(args, kwargs).copied()
         self._taps.begin(call)
         self.buffer.add(call)
 
-    # --- every step --------------------------------------------------------------------------------------
+    # --- steps -------------------------------------------------------------------------------------------
 
     @property
     def widths(self) -> dict[str, int]:
-        """The present size of each width that is watched."""
+        """Current size of each watched width."""
         return {layer.name: layer.size for layer in self._layers or ()}
 
     def __str__(self) -> str:
         text = overview(self.strategy, self._layers, self.history)
-        self.buffer.forget()  # the activations measured for it: at the next step the model may have changed
+        self.buffer.clear_activations()  # the overview may have measured activations, which the next step changes
         return text
 
     @property
     def layers(self) -> list[Layer]:
-        """What triggers and initializations see."""
+        """Layers of the watched widths, as triggers and initializations see them."""
         return list(self._layers or ())
 
     def step(self, closure: Callable[[], Any] | None = None) -> list[Event]:
-        """Look at the model after a gradient step and grow what is due.
+        """Look at the widths that are due after a gradient step, and grow them if the trigger asks for it.
 
         Args:
-            closure: runs the model and returns the loss; needed by 'nest' on convolutions.
+            closure: a function that runs the model and returns the loss; required by 'nest' on convolutions.
 
         Returns:
-            What grew; often nothing.
+            The growth events of this step, often none.
         """
         with ordinary_tensors(), torch.no_grad():
             return self._step(closure)
@@ -213,86 +213,89 @@ class Grower:
     def _step(self, closure: Callable[[], Any] | None) -> list[Event]:
         if self._layers is None:
             self._warn(
-                "the model has not been run in training mode, with gradients, yet: nothing is known of it. Call "
-                "model.train(), or pass example="
+                "the model has not run in training mode with gradients yet, so its widths are not known: call "
+                "model.train() before training, or pass example="
             )
             return []
         taps = self._taps
-        stepped, passes, backwards = self._stepped, taps.passes, taps.backwards
-        self._stepped, taps.passes, taps.backwards = False, 0, 0
+        stepped, passes, backwards = self._stepped, taps.forward_passes, taps.backward_passes
+        self._stepped, taps.forward_passes, taps.backward_passes = False, 0, 0
         events: list[Event] = []
         if not stepped:
-            self._warn("no optimizer step since the last step of the grower: nothing is looked at until there is one")
+            self._warn("no optimizer step since the last call of grower.step(): call it after optimizer.step()")
         elif passes == 0:
             self._warn(
-                "the model has not been run in training mode, with gradients, since the last step: its activations "
-                "are not known"
+                "the model has not run in training mode with gradients since the last step, so it cannot be measured: "
+                "call model.train() before training"
             )
         elif backwards == 0 and taps.backward_visible:
-            self._warn("the optimizer was stepped without a backward pass through the model")
+            self._warn("optimizer.step() was called without a backward pass through the model: no growth at this step")
         else:
             self.steps += 1
             names = self._schedule.due(self.steps)
             if due := [layer for layer in self._layers if layer.name in names]:
                 events = self._look(due, closure)
-        taps.forget()
+        taps.clear_records()
         taps.wanted = self._schedule.due(self.steps + 1)
-        self.buffer.forget()
+        self.buffer.clear_activations()
         return events
 
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
         for layer in due:
-            if layer.seen is not None and layer.seen.drop_stale():
-                self._warn("inputs were overwritten, or widths resized, before the step: its gradients are not used")
+            if layer.record is not None and layer.record.drop_stale():
+                self._warn(
+                    "inputs were modified in place or widths resized between the backward pass and grower.step(): "
+                    "gradients of such steps are not used"
+                )
         if self.buffer.drop_overwritten() and "activations" in self.strategy.uses:
-            self._warn("the model's inputs were overwritten before the step: no growth at such steps")
+            self._warn("the model's inputs were modified in place before grower.step(): no growth at such steps")
             return []
         asked = [layer for layer in due if not layer.full]
-        self.buffer.ask(layer.name for layer in asked)
+        self.buffer.request(layer.name for layer in asked)
         decided: list[tuple[Layer, Decision]] = []
         growing: list[tuple[Layer, Decision, int]] = []
         for layer in asked:
             if closure is None and self.strategy.initialization.needs_loss(layer):
                 raise TypeError(
-                    f"{layer.name}: this strategy must evaluate the loss again: call grower.step(closure) with a "
-                    "function that runs the model and returns its loss"
+                    f"{layer.name}: this strategy evaluates the loss again: call grower.step(closure) with a function "
+                    "that runs the model and returns the loss"
                 )
             layer.now = replace(layer.now, step=self.steps)
             try:
                 decision = self.strategy.trigger(layer)
             except NotFinite as error:
-                self._start_over(error, layer)
+                self._skip_look(error, layer)
                 return []
-            decision = decision if isinstance(decision, Decision) else Decision(_whole(decision, layer))
+            decision = decision if isinstance(decision, Decision) else Decision(_as_count(decision, layer))
             self.history.observe(
                 Observation(self.steps, layer.name, layer.size, decision.metric, decision.threshold, decision.count)
             )
             count = decision.count if layer.maximum is None else min(decision.count, layer.maximum - layer.size)
-            if count > 0 and (reason := layer.width.reason) is not None:  # frozen meanwhile, or masked
+            if count > 0 and (reason := layer.width.reason) is not None:  # frozen or masked since the start
                 self._warn(f"{layer.name} does not grow: {reason}", key=f"{layer.name} fixed")
                 count = 0
             if count > 0:
                 growing.append((layer, decision, count))
             decided.append((layer, decision))
-        self._tell_waiting(asked)
+        self._warn_about_samples(asked)
         events = self._grow(growing, closure) if growing else []
         grown = {event.width for event in events}
         trigger = self.strategy.trigger
         for layer, decision in decided:
-            waits = decision.metric is None and "activations" in trigger.needs  # for samples
-            self._schedule.looked(layer.name, self.steps, trigger.patient and not waits, layer.name in grown)
+            waits = decision.metric is None and "activations" in trigger.needs  # for more samples
+            self._schedule.record_look(layer.name, self.steps, trigger.patient and not waits, layer.name in grown)
         return events
 
-    def _tell_waiting(self, asked: Sequence[Layer]) -> None:
-        """Say once what is being waited for, and which widths have more neurons than there will be samples."""
+    def _warn_about_samples(self, asked: Sequence[Layer]) -> None:
+        """Warn once if nothing can be measured yet, and once per width that has more neurons than samples."""
         if "activations" not in self.strategy.trigger.needs or not asked:
             return
         waiting = {layer.name: layer.waiting for layer in asked}
         self._measured |= {name for name, text in waiting.items() if text is None}
         if all(waiting.values()):
             listed = "; ".join(f"{name}: {text}" for name, text in waiting.items())
-            self._warn(f"nothing can be measured yet ({listed}): use larger batches or `fill`", key="waiting")
+            self._warn(f"nothing can be measured yet ({listed}): use larger batches or grower.fill()", key="waiting")
         if all(layer.full or layer.name in self._measured for layer in self._layers or ()):
             self.buffer.untrained = None
         few = {}
@@ -300,31 +303,31 @@ class Grower:
             seen = None if waiting[layer.name] else self.buffer.activations(layer.name)
             if seen is not None and seen.columns < layer.size:
                 few[layer.name] = f"{layer.name} ({layer.size} on {seen.columns})"
-        if news := [text for name, text in few.items() if name not in self._few]:
-            self._few |= few.keys()
+        if new := [text for name, text in few.items() if name not in self._warned_few_samples]:
+            self._warned_few_samples |= few.keys()
             warnings.warn(
-                "widths with more neurons than samples to measure them on, which bounds their rank: "
-                f"{', '.join(news)}; use larger batches or a larger buffer",
+                f"widths with more neurons than samples, whose rank is limited by the samples: {', '.join(new)}: "
+                "use larger batches or a larger buffer",
                 stacklevel=5,
             )
 
-    def _start_over(self, error: NotFinite, layer: Layer) -> None:
+    def _skip_look(self, error: NotFinite, layer: Layer) -> None:
         self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
-        self.buffer.calls.clear()  # whatever went wrong came with one of these
-        self.buffer.forget()
+        self.buffer.calls.clear()  # one of the inputs may be the cause
+        self.buffer.clear_activations()
 
     def _grow(self, due: Sequence[tuple[Layer, Decision, int]], closure: Callable[[], Any] | None) -> list[Event]:
-        """Initialize all, on the model as it was in the training pass, then grow one after the other."""
+        """Compute the new neurons of all layers in the current model, then grow the layers one after the other."""
         started = time.perf_counter()
         self._taps.muted = True
         try:
-            news: list[tuple[Layer, Decision, Neurons]] = []
+            additions: list[tuple[Layer, Decision, Neurons]] = []
             for layer, decision, count in due:
-                also = [(other, own.count) for other, _, own in news]
-                count = affordable(self.model, self.max_parameters, layer, count, also)
+                also = [(other, own.count) for other, _, own in additions]
+                count = affordable_count(self.model, self.max_parameters, layer, count, also)
                 if count == 0:
                     continue
-                layer.now = Moment(
+                layer.now = StepContext(
                     self.steps,
                     int(torch.randint(2**31, (1,), generator=self.generator)),
                     self._fan_ins(layer),
@@ -333,28 +336,28 @@ class Grower:
                 try:
                     neurons = self.strategy.initialization(layer, count, self.generator)
                 except NotFinite as error:
-                    self._start_over(error, layer)
+                    self._skip_look(error, layer)
                     return []
                 if neurons.why_fewer is not None:
                     self._warn(f"{layer.name}: {neurons.why_fewer}", key=f"{layer.name} fewer")
                 if neurons.count:
-                    news.append((layer, decision, neurons))
-            return self._apply(news, time.perf_counter() - started)
+                    additions.append((layer, decision, neurons))
+            return self._apply(additions, time.perf_counter() - started)
         finally:
             self._taps.muted = False
 
     def _fan_ins(self, layer: Layer) -> Mapping[str, FanIn]:
         return fan_ins_of(self.model, layer.width, layer.initial, self.optimizers) if self.margin else {}
 
-    def _apply(self, news: Sequence[tuple[Layer, Decision, Neurons]], before: float) -> list[Event]:
-        """Grow all widths, or none if one fails."""
+    def _apply(self, additions: Sequence[tuple[Layer, Decision, Neurons]], before: float) -> list[Event]:
+        """Grow all widths, or none if one of them fails."""
         events: list[Event] = []
         done: list[Plan] = []
         with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
-            for layer, decision, neurons in news:
+            for layer, decision, neurons in additions:
                 started, size = time.perf_counter(), layer.size
-                values = {key: fitted(key, value, done) for key, value in neurons.values.items()}
-                changes = {name: fitted((name, -1), change, done) for name, change in neurons.changes.items()}
+                values = {key: pad_for_growth(key, value, done) for key, value in neurons.values.items()}
+                changes = {name: pad_for_growth((name, -1), change, done) for name, change in neurons.changes.items()}
                 plan = plan_neurons(
                     self.model,
                     layer.width,
@@ -362,20 +365,20 @@ class Grower:
                     values,
                     changes,
                     generator=self.generator,
-                    fan_ins=self._fan_ins(layer),  # other widths have grown meanwhile
+                    fan_ins=self._fan_ins(layer),  # other widths may have grown since
                 )
                 surgery.apply(plan)
                 done.append(plan)
-                seconds = time.perf_counter() - started + before / len(news)
+                seconds = time.perf_counter() - started + before / len(additions)
                 event = Event(self.steps, layer.name, size, layer.size, decision.metric, decision.threshold, seconds)
                 events.append(event)
         self.history.events += events
         return events
 
-    # --- what is kept ------------------------------------------------------------------------------------
+    # --- saving and loading ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that growth goes on from: sizes, baselines, buffers, the random state, the history."""
+        """State needed to resume growth: sizes, baselines, buffered inputs, the random state and the history."""
         layers = {
             layer.name: {
                 "initial": layer.initial,
@@ -384,33 +387,35 @@ class Grower:
             }
             for layer in self._layers or ()
         }
+        first = self._first_call
         return {
             "strategy": repr(self.strategy),
             "steps": self.steps,
             "layers": layers,
             "untrained": None if self.buffer.untrained is None else self.buffer.untrained.state(),
-            "sizes": {width.name: width.size for width in self._known.growable} if self._known else {},
+            "sizes": {width.name: width.size for width in self._widths.growable} if self._widths else {},
             "generator": self.generator.get_state(),
             "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
-            "example": None if self._first is None else (self._first.args, self._first.kwargs, self._first.autocast),
+            "example": None if first is None else (first.args, first.kwargs, first.autocast),
             "history": self.history.state_dict(),
         }
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state.
+        """Resume from a saved state.
 
-        The model is grown, or cut, to the sizes it had then. Load its own state, and the optimizer's, afterwards.
+        The model is grown or shrunk to the saved sizes. Load the states of model and optimizer afterwards.
         """
         if state["strategy"] != repr(self.strategy):
-            raise ValueError(f"the state is of another strategy, {state['strategy']}, not {self.strategy!r}")
-        calls = [Call.made(*call) for call in state["calls"]]
+            raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
+        calls = [Call.from_parts(*call) for call in state["calls"]]
         if self._layers is None and state["layers"]:
-            self._taps.begin(Call.made(*state["example"]))
-        mine, theirs = {layer.name for layer in self._layers or ()}, set(state["layers"])
-        if mine != theirs:
+            self._taps.begin(Call.from_parts(*state["example"]))
+        own_names, saved_names = {layer.name for layer in self._layers or ()}, set(state["layers"])
+        if own_names != saved_names:
             raise ValueError(
-                f"the state is of other widths: it has {sorted(theirs - mine)} more and lacks {sorted(mine - theirs)}"
+                f"the state is of other widths: {sorted(saved_names - own_names)} only in the state, "
+                f"{sorted(own_names - saved_names)} only in the grower"
             )
         self._resize(state["sizes"])
         for layer in self._layers or ():
@@ -418,35 +423,35 @@ class Grower:
             layer.initial = saved["initial"]
             layer.memory = dict(saved["memory"])
             self._schedule.load(layer.name, saved["next_look"], saved["quiet"])
-        if self._known is not None:
-            set_maxima(self._layers or (), self._known, self.max_width)
+        if self._widths is not None:
+            set_maximum_sizes(self._layers or (), self._widths, self.max_width)
         untrained = state["untrained"]
         self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
-        self._taps.forget()
+        self._taps.clear_records()
         self._taps.wanted = self._schedule.due(self.steps + 1)
-        self.generator.set_state(state["generator"].cpu())  # wherever the rest was loaded to
+        self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
         self.buffer.calls[:] = calls
-        self.buffer.forget()
-        self._stepped, self._taps.passes, self._taps.backwards = False, 0, 0  # of the time before loading
+        self.buffer.clear_activations()
+        self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
 
     def _resize(self, sizes: Mapping[str, int]) -> None:
-        """Give widths other sizes, for values that will be loaded: neurons come and go at the end."""
+        """Resize widths at their ends, with arbitrary values that the caller then loads over."""
         generator = torch.Generator().manual_seed(0)
         with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
             for name, size in sizes.items():
-                assert self._known is not None
-                width = self._known[name]
+                assert self._widths is not None
+                width = self._widths[name]
                 if size > width.size:
                     surgery.apply(plan_neurons(self.model, width, size - width.size, generator=generator))
                 elif size < width.size:
                     surgery.apply(plan_shrinkage(self.model, width, range(size, width.size)))
 
     def detach(self) -> None:
-        """Take every hook off the model and the optimizer. The model stays as it has grown.
+        """Remove all hooks from the model and the optimizers. The model keeps its size.
 
-        Weights that are still young count as old from then on: detach when training ends.
+        Young weights count as old from then on, so detach after training.
         """
         self._taps.remove()
         for handle in self._handles:
@@ -456,10 +461,10 @@ class Grower:
             for optimizer in self.optimizers:
                 forget(optimizer)
 
-    # --- small things ------------------------------------------------------------------------------------
+    # --- helpers -----------------------------------------------------------------------------------------
 
     def _optimizer_stepped(self, *_: Any) -> None:
-        self._stepped = self._taps.fresh = True
+        self._stepped = self._taps.stepped_since_backward = True
 
     def _warn(self, message: str, key: str | None = None) -> None:
         if (key or message) not in self._warned:
@@ -467,28 +472,28 @@ class Grower:
             warnings.warn(message, stacklevel=4)
 
 
-def _check_usable(optimizers: Sequence[Optimizer]) -> None:
-    """Raise where an optimizer cannot be resized, or does not say when it has made a step."""
+def _check_supported(optimizers: Sequence[Optimizer]) -> None:
+    """Raise if an optimizer cannot be resized, or has no hooks for its steps."""
     for optimizer in optimizers:
         if isinstance(optimizer, LBFGS):
             raise ValueError(
-                "LBFGS keeps one flat history of all parameters, which cannot be resized when a network grows: train "
-                "with another optimizer while it does, such as Adam, and with LBFGS afterwards"
+                "LBFGS keeps one flat history of all parameters, which cannot be resized: use another optimizer, such "
+                "as Adam, while the network grows, and LBFGS afterwards"
             )
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
             raise TypeError(
-                f"{type(optimizer).__name__} does not say when it has made a step, as optimizers of torch do: if it "
-                "wraps another one, pass that one"
+                f"{type(optimizer).__name__} has no step hooks, unlike the optimizers of torch: if it wraps another "
+                "optimizer, pass that one"
             )
 
 
-def _patterns(given: Sequence[str], what: str) -> list[str]:
+def _check_patterns(given: Sequence[str], what: str) -> list[str]:
     if isinstance(given, str):
         raise TypeError(f"{what}: expected a list of patterns, such as [{given!r}]")
     return list(given)
 
 
-def _whole(count: Any, layer: Layer) -> int:
+def _as_count(count: Any, layer: Layer) -> int:
     if isinstance(count, bool) or not hasattr(count, "__index__"):
-        raise TypeError(f"{layer.name}: a trigger returns a Decision or an integer, not {count!r}")
+        raise TypeError(f"{layer.name}: a trigger must return a Decision or an integer, not {count!r}")
     return int(count)

@@ -1,4 +1,4 @@
-"""Where growth stands, as a table: the widths, what was last measured of them, and what is being waited for."""
+"""The table that `print(grower)` shows: widths, their latest measurements, and what they are waiting for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..strategies import Strategy
 
 @torch.no_grad()
 def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: History) -> str:
-    """The widths of a `Grower`, a line each; before it knows them, what it waits for."""
+    """Table of the widths of a `Grower`, one line each, or a note if they are not known yet."""
     if layers is None:
-        return "before the first batch: the widths are not known yet (they are at once if an example= is given)"
+        return "before the first batch: the widths are not known yet (pass example= to find them immediately)"
     rows: list[tuple[str, ...]] = [("width", "size", "maximum", "measured", "threshold", "at step", "")]
     for layer in layers:
         seen = history.latest.get(layer.name)

@@ -1,49 +1,52 @@
-"""When widths are looked at: at every step while they grow, and less often the longer they do not."""
+"""The schedule of looks: every step while a width grows, less often the longer it does not grow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-LONGEST = 12
-"""The most gradient steps between two looks. A look costs about as much as three steps, so that looking adds a quarter
-to a step of a dense network; a decision comes at most eleven steps late, less than a tenth of an epoch on MNIST."""
+MAX_INTERVAL = 12
+"""Maximum number of gradient steps between two looks.
+
+A look costs about three training steps of a dense network, so at this interval looks add about 25 % to the training
+time. A decision comes at most eleven steps late, less than a tenth of an epoch on MNIST.
+"""
 
 
 @dataclass
-class _Turn:
+class _LookState:
     next_look: int = 1  # the gradient step of the next look
-    quiet: int = 0  # looks in a row that did not lead to growth
+    quiet: int = 0  # number of consecutive looks without growth
 
 
 class Schedule:
-    """The steps at which each width is looked at.
+    """The gradient steps of the looks at each width.
 
     Args:
-        every: look at the first gradient step and then at every so many; None to look less often by itself.
+        every: look at the first step and every `every` steps after it; if None, adapt the interval to growth.
     """
 
     def __init__(self, every: int | None):
         self.every = every
-        self._turns: dict[str, _Turn] = {}
+        self._states: dict[str, _LookState] = {}
 
     def start(self, names: Iterable[str]) -> None:
-        self._turns = {name: _Turn() for name in names}
+        self._states = {name: _LookState() for name in names}
 
     def due(self, step: int) -> frozenset[str]:
-        """The widths to be looked at at a gradient step."""
+        """Names of the widths to look at after a gradient step."""
         if self.every is not None:
-            return frozenset(self._turns) if (step - 1) % self.every == 0 else frozenset()
-        return frozenset(name for name, turn in self._turns.items() if step >= turn.next_look)
+            return frozenset(self._states) if (step - 1) % self.every == 0 else frozenset()
+        return frozenset(name for name, state in self._states.items() if step >= state.next_look)
 
-    def looked(self, name: str, step: int, patient: bool, grown: bool) -> None:
-        """Set the next look at a width: later the longer it has not grown, if its trigger is patient."""
-        turn = self._turns[name]
-        turn.quiet = turn.quiet + 1 if patient and not grown else 0
-        turn.next_look = step + min(max(turn.quiet, 1), LONGEST)
+    def record_look(self, name: str, step: int, patient: bool, grown: bool) -> None:
+        """Set the next look at a width; if its trigger is patient, each look without growth delays it further."""
+        state = self._states[name]
+        state.quiet = state.quiet + 1 if patient and not grown else 0
+        state.next_look = step + min(max(state.quiet, 1), MAX_INTERVAL)
 
     def state(self, name: str) -> dict[str, int]:
-        return {"next_look": self._turns[name].next_look, "quiet": self._turns[name].quiet}
+        return {"next_look": self._states[name].next_look, "quiet": self._states[name].quiet}
 
     def load(self, name: str, next_look: int, quiet: int) -> None:
-        self._turns[name] = _Turn(next_look, quiet)
+        self._states[name] = _LookState(next_look, quiet)

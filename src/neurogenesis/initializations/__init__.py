@@ -1,11 +1,11 @@
-r"""How: initializations give new neurons their fan-in and fan-out.
+r"""Initializations decide how new neurons start: their fan-in and fan-out.
 
-An initialization is a function of a `Layer`, a number of neurons and a random generator that returns `Neurons`; or an
-object of a subclass of `Initialization`, which states what it looks at and which layers it can serve.
+An initialization is a function of a `Layer`, a number of neurons and a random generator that returns `Neurons`, or an
+instance of a subclass of `Initialization`, which states what it needs and which layers it supports.
 
-Biases are 0. Fan-in and fan-out that are not zero are scaled to the mean norm of the present neurons (Firefly aside);
-random fan-in, or what is chosen from it, is as `neurogenesis.surgery.reach` says. What an initialization leaves out is
-random fan-in, and zero fan-out: the network's function does not change.
+Biases are 0. Random fan-in, and fan-in selected from it, has the norm that `neurogenesis.surgery.reach` defines. Other
+nonzero fan-in and fan-out is scaled to the mean norm of the present neurons, except in Firefly. Values that an
+initialization does not set default to random fan-in and zero fan-out, which do not change the network's function.
 
 Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
 """

@@ -1,4 +1,4 @@
-"""What an initialization gives."""
+"""The base class of initializations, and what they return."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..structure.axes import Axis
 
 @dataclass(frozen=True)
 class Neurons:
-    """New neurons: how many, and the values that are not the default.
+    """New neurons: their number, and the values that differ from the default.
 
     Args:
-        count: how many; fewer than were asked for where there are no more to be had.
-        values: new values by parameter and axis, stacked along the axis that grows.
-        changes: what to add to present parameters, by name.
-        why_fewer: why there are fewer than were asked for.
+        count: number of neurons; may be smaller than requested.
+        values: new values by (parameter, axis), stacked along the axis that grows.
+        changes: tensors to add to present parameters, by name.
+        why_fewer: the reason if there are fewer neurons than requested.
     """
 
     count: int
@@ -31,11 +31,11 @@ class Neurons:
 
 
 class Initialization:
-    """Base class of initializations: write `__call__`, and set or override what else differs.
+    """Base class of initializations: implement `__call__`, and override the rest as needed.
 
     Attributes:
-        needs: what it cannot do without; widths that cannot give it are left out.
-        changes_present_neurons: whether it may return `Neurons.changes`, which an averaged model cannot follow.
+        needs: what it requires ("activations", "gradients", "trials"); widths without it do not grow.
+        changes_present_neurons: whether it may return `Neurons.changes`, which cannot be applied to an averaged model.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -50,28 +50,28 @@ class Initialization:
 
     @property
     def uses(self) -> frozenset[Need]:
-        """What it looks at; what it needs by default."""
+        """What the initialization may use; `needs` by default."""
         return self.needs
 
     def check(self, layer: Layer) -> None:
-        """Called once per layer, before training: raise if it cannot serve the layer."""
+        """Raise if the layer is not supported; called once per layer, before training."""
 
     def needs_loss(self, layer: Layer) -> bool:
-        """Whether it must evaluate the loss again, for which `Grower.step` takes a closure."""
+        """Return whether it evaluates the loss again, which requires `Grower.step(closure)`."""
         return False
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        """New neurons for a layer, at most `count`."""
+        """Return at most `count` new neurons for a layer."""
         raise NotImplementedError
 
 
-Function = Callable[[Layer, int, torch.Generator], Neurons]
+InitializationFunction = Callable[[Layer, int, torch.Generator], Neurons]
 
 
-class _Plain(Initialization):
-    """A plain function, which may look at anything and needs nothing."""
+class _FunctionInitialization(Initialization):
+    """A plain function, which may use anything and requires nothing."""
 
-    def __init__(self, function: Function):
+    def __init__(self, function: InitializationFunction):
         self.function = function
 
     @property
@@ -85,13 +85,16 @@ class _Plain(Initialization):
         return repr(self.function)
 
 
-def as_initialization(given: Initialization | Function) -> Initialization:
-    """An initialization as it is, or made of a function."""
-    return given if isinstance(given, Initialization) else _Plain(given)
+def as_initialization(given: Initialization | InitializationFunction) -> Initialization:
+    """Return an initialization unchanged; wrap a function as one."""
+    return given if isinstance(given, Initialization) else _FunctionInitialization(given)
 
 
-def values_of(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Tensor]:
-    """Weights of new neurons, count x per neuron x the rest, as values of the parameters that make them."""
+def parameter_values(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Tensor]:
+    """Values of the parameters behind an axis that give new neurons these weights, count x per neuron x the rest.
+
+    Under weight norm these are the direction and the norm.
+    """
     values = {(axis.tensor, axis.axis): layer.values(axis, new)}
     if axis == layer.producer and layer.lengths is not None:
         norms = torch.linalg.vector_norm(new.reshape(len(new), axis.per_neuron, -1), dim=2)
@@ -99,7 +102,8 @@ def values_of(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Te
     return values
 
 
-def candidates_of(number: int | None, layer: Layer) -> int:
+def candidate_count(number: int | None, layer: Layer) -> int:
+    """Number of candidates; by default 1000, or 100 for convolutions."""
     if number is not None:
         return number
     return 100 if layer.tensor(layer.producer).ndim > 2 else 1000

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..candidates.probes import probed
+from ..candidates.probes import run_probe
 from ..layer import Layer, Need, scaled_like
-from .base import Initialization, Neurons, candidates_of, values_of
+from .base import Initialization, Neurons, candidate_count, parameter_values
 
 
 @dataclass(frozen=True)
 class GradMax(Initialization):
-    """Zero fan-in, and the fan-out for which its weights get the largest gradient, biases aside.
+    """Zero fan-in, and the fan-out that maximizes the gradient of the fan-in weights (without biases).
 
-    These are the left singular vectors of the auxiliary gradient: at most as many as the next layer has neurons. Where
-    convolutions or norms are involved it is taken from the network itself, with one trial neuron per unit of fan-out,
-    up to 2,048 of these.
+    The fan-outs are left singular vectors of the auxiliary gradient, at most as many as the next layer has neurons.
+    With convolutions or norms the auxiliary gradient is measured in the network, with one trial neuron per entry of the
+    fan-out, if the fan-out has at most 2,048 entries.
 
     Reference: Evci et al., "GradMax: Growing Neural Networks using Gradient Information" (ICLR 2022).
     """
@@ -30,7 +30,7 @@ class GradMax(Initialization):
     def check(self, layer: Layer) -> None:
         assert layer.route is not None
         assert layer.example is not None
-        probe = probed(layer.model, layer.width, layer.route, layer.example)
+        probe = run_probe(layer.model, layer.width, layer.route, layer.example)
         if isinstance(probe, str):
             raise ValueError(f"{layer.name}: {probe}")
         where = f"between {layer.route.producer.module!r} and {layer.route.consumer.module!r}"
@@ -38,41 +38,43 @@ class GradMax(Initialization):
             modules = [path for path in layer.route.between if type(layer.model.get_submodule(path)) is nn.ReLU]
             what = f"the ReLU {', '.join(map(repr, modules))}" if modules else "the activation function"
             raise ValueError(
-                f"{layer.name}: {what} {where} has derivative 0 at 0, so that new neurons with zero fan-in would "
-                "never get a gradient: call ng.nn.replace_relu(model) first, or use ng.nn.ReLU where your code calls "
-                "relu"
+                f"{layer.name}: {what} {where} has derivative 0 at 0, so new neurons with zero fan-in would never get "
+                "a gradient: call ng.nn.replace_relu(model) first, or use ng.nn.ReLU where your code calls relu"
             )
         if not probe.keeps_zero:
-            raise ValueError(f"{layer.name}: what stands {where} is not 0 at 0: zero fan-in would change the outputs")
+            raise ValueError(
+                f"{layer.name}: the function {where} is not 0 at 0, so new neurons with zero fan-in would change the "
+                f"outputs: use another initialization, or exclude=[{layer.name!r}]"
+            )
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if not layer.has_gradients:
             return Neurons(0, why_fewer=_NO_GRADIENT)
         vectors, singular = _left_singular_vectors(self._matrix(layer).double(), count)
-        useful = int((singular > _NOISE * singular[0]).sum()) if singular[0] > 0 else 0
+        useful = int((singular > _NOISE_LEVEL * singular[0]).sum()) if singular[0] > 0 else 0
         present = layer.of_neurons(layer.consumer)
         consumer_neurons = layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0).shape[1]
         limit = min(count, consumer_neurons, useful)
-        # A row of the matrix is one consumer neuron and one place of its kernel; a neuron's fan-out is kept with
-        # the place first where several columns are its own.
+        # A row of the matrix is one consumer neuron at one kernel position. Where a neuron has several columns of the
+        # consumer, its fan-out is stored with the position first.
         fan_out = vectors[:, :limit].T
         fan_out = _as_fan_out(layer, fan_out, present)
-        values = values_of(layer, layer.consumer, scaled_like(fan_out, present)) if limit else {}
+        values = parameter_values(layer, layer.consumer, scaled_like(fan_out, present)) if limit else {}
         for axis in layer.width.producers:
             zero = layer.tensor(axis).new_zeros(1)
             shape = layer.of_neurons(axis).shape[1:]
-            values |= values_of(layer, axis, zero.expand(limit, *shape)) if limit else {}
-        why = f"the auxiliary gradient has {useful} directions, the next layer {consumer_neurons} neurons"
+            values |= parameter_values(layer, axis, zero.expand(limit, *shape)) if limit else {}
+        why = f"the auxiliary gradient has only {useful} directions, and the next layer {consumer_neurons} neurons"
         return Neurons(limit, values, why_fewer=why if limit < count else None)
 
     @staticmethod
     def _matrix(layer: Layer) -> Tensor:
-        """Fan-out x fan-in: the gradient of the fan-in for each unit of fan-out, in the network as it is."""
+        """Gradient of the fan-in for each unit vector of fan-out, fan-out x fan-in."""
         assert layer.bridge is not None
         assert layer.route is not None
         norms = {axis.module for axis in layer.width.carriers} & set(layer.route.between)
         present, weight = layer.of_neurons(layer.consumer), layer.of_neurons(layer.producer)
-        if (not layer.bridge.producer and not norms) or present[0].numel() > _UNITS:
+        if (not layer.bridge.producer and not norms) or present[0].numel() > _MAX_UNITS:
             return layer.bridge.matrix(layer.auxiliary_gradient())
         units = torch.eye(present[0].numel()).to(present)
         fan_out = _as_fan_out(layer, units, present)
@@ -82,49 +84,49 @@ class GradMax(Initialization):
 
 _NO_GRADIENT = "no gradient has reached it"
 
-
-_UNITS = 2048  # of fan-out: trying more, one neuron each, would take more memory than the model itself
-_NOISE = 1e-6  # relative to the largest: smaller singular values of single-precision gradients are rounding errors
-_EXACT = 1024  # of the smaller side: up to here an SVD takes less than a second
-_EXTRA = 16  # directions beyond those asked for, which make subspace iteration converge for these
-_ROUNDS = (
-    20  # of subspace iteration: what belongs to a singular value s falls by (s_extra / s)^40 against the last extra
-)
+_MAX_UNITS = 2048  # entries of fan-out: one trial neuron for each of more would take more memory than the model
+_NOISE_LEVEL = 1e-6  # relative to the largest singular value: smaller ones are rounding errors of single precision
+_MAX_EXACT_SVD = 1024  # of the smaller side, for which an SVD takes less than a second
+_OVERSAMPLING = 16  # extra directions, with which subspace iteration converges for the requested ones
+_ITERATIONS = 20  # of subspace iteration: the error at singular value s falls by (s_last / s)^40, s_last the last extra
 
 
 def _left_singular_vectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The first left singular vectors as columns, at least `count`, and their singular values, largest first."""
-    if min(matrix.shape) <= _EXACT:
+    """Leading left singular vectors as columns, at least `count`, and their singular values, largest first."""
+    if min(matrix.shape) <= _MAX_EXACT_SVD:
         vectors, singular, _ = torch.linalg.svd(matrix, full_matrices=False)
         return vectors, singular
-    # Large ones by subspace iteration, from vectors that are the same every time.
-    start = torch.randn(matrix.shape[1], count + _EXTRA, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype)
+    # Large matrices: subspace iteration with a fixed seed.
+    start = torch.randn(
+        matrix.shape[1], count + _OVERSAMPLING, generator=torch.Generator().manual_seed(0), dtype=matrix.dtype
+    )
     basis = torch.linalg.qr(matrix @ start.to(matrix)).Q
-    for _ in range(_ROUNDS):
+    for _ in range(_ITERATIONS):
         basis = torch.linalg.qr(matrix @ (matrix.T @ basis)).Q
     inner, singular, _ = torch.linalg.svd(basis.T @ matrix, full_matrices=False)
     return basis @ inner, singular
 
 
 def _as_fan_out(layer: Layer, rows: Tensor, present: Tensor) -> Tensor:
-    """Vectors over (consumer neurons x places) in the layout of `present`, neurons x per neuron x the rest."""
+    """Reshape vectors over (consumer neurons x positions) like `present`, neurons x per neuron x the rest."""
     per_neuron = present.shape[1]
-    if per_neuron > 1:  # a flattened image: the places are the columns
+    if per_neuron > 1:  # a flattened image: the positions are the columns
         rows = rows.reshape(len(rows), -1, per_neuron).movedim(1, 2)
     return rows.reshape(len(rows), *present.shape[1:]).to(present)
 
 
 @dataclass(frozen=True)
 class Firefly(Initialization):
-    r"""The candidates with the largest gradients among splits of present neurons and new ones.
+    r"""The candidates with the largest gradients among splits of present neurons and new neurons.
 
-    A split halves a neuron's fan-out and gives one half to a copy; noise is added to the fan-in of the one and
-    subtracted from that of the other. A new neuron has random fan-in and a small random fan-out. Gradients are exact to
-    first order: from the gradient at the consumer's output as it is.
+    A split copies a neuron and halves the fan-out of both; noise is added to the fan-in of one and subtracted from that
+    of the other. A new neuron has random fan-in and a small random fan-out. Gradients are first-order: they use the
+    gradient at the consumer's output without the candidates.
 
     Args:
-        noise: norm of noise and of small fan-outs, relative to the present neurons' mean.
-        candidates: how many beyond the neurons to add, half of them splits; 1000, or 100 for convolutions.
+        noise: norm of the noise and of the small fan-outs, relative to the mean norm of the present neurons.
+        candidates: number of candidates in addition to the neurons to add, half of them splits; by default 1000, or
+            100 for convolutions.
 
     Reference: Wu et al., "Firefly Neural Architecture Descent" (NeurIPS 2020).
     """
@@ -140,14 +142,14 @@ class Firefly(Initialization):
             module = layer.model.get_submodule(axis.tensor.rpartition(".")[0])
             if not isinstance(module, (nn.Linear, _ConvNd)) or axis.module not in layer.route.called:
                 raise ValueError(
-                    f"{layer.name}: {axis.module} is no linear layer or convolution that is called as such, and half a "
-                    f"fan-out may not be half an effect there: leave it out with exclude=[{layer.name!r}]"
+                    f"{layer.name}: {axis.module} is not called as a linear layer or convolution, and half a fan-out "
+                    f"may not have half the effect there: pass exclude=[{layer.name!r}]"
                 )
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if not layer.has_gradients:
             return Neurons(0, why_fewer=_NO_GRADIENT)
-        total = candidates_of(self.candidates, layer) + count
+        total = candidate_count(self.candidates, layer) + count
         splits = total // 2
         present, columns = layer.of_neurons(layer.producer), layer.of_neurons(layer.consumer)
         copied = torch.randint(layer.size, (splits,), generator=generator)
@@ -164,12 +166,12 @@ class Firefly(Initialization):
             bias[:splits] = layer.of_neurons(axis)[copied]
         gradients = layer.trial_gradients(fan_in, fan_out, bias, sources)
         scores = torch.cat([each.flatten(1) for each in gradients], 1).norm(dim=1)
-        chosen = self._chosen(scores, sources, count)
+        chosen = self._choose(scores, sources, count)
         return self._neurons(layer, fan_in, fan_out, noise, sources, chosen)
 
     @staticmethod
-    def _chosen(scores: Tensor, sources: Tensor, count: int) -> list[int]:
-        """The best, but no neuron split twice."""
+    def _choose(scores: Tensor, sources: Tensor, count: int) -> list[int]:
+        """Indices of the candidates with the highest scores, at most one split per neuron."""
         chosen: list[int] = []
         taken: set[int] = set()
         for index in scores.argsort(descending=True, stable=True).tolist():
@@ -203,22 +205,21 @@ class Firefly(Initialization):
                 default = layer.default(axis, len(chosen))
                 copies = present[source.clamp_min(0)].to(default)
                 new = torch.where(split.reshape(-1, *[1] * (copies.ndim - 1)).to(copies.device), copies, default)
-            values |= values_of(layer, axis, new)
+            values |= parameter_values(layer, axis, new)
         return Neurons(len(chosen), values, changes)
 
 
 @dataclass(frozen=True)
 class NeST(Initialization):
-    r"""Neurons that connect what would be connected most usefully, so that they lower the loss.
+    r"""Neurons that bridge the pairs of units with the largest auxiliary gradient, with signs that lower the loss.
 
-    Dense: of the largest part of :math:`|A|`, the auxiliary gradient, each entry (o, i) adds
-    :math:`s\sqrt{|A_{oi}|}` to fan-in i and :math:`-\mathrm{sign}(A_{oi}) s\sqrt{|A_{oi}|}` to fan-out o, with a random
-    sign s. Convolutions: of random candidates, those that alone lower the loss most; `Grower.step` takes a closure
-    for that.
+    Dense layers: each of the largest entries (o, i) of the auxiliary gradient A adds :math:`s\sqrt{|A_{oi}|}` to fan-in
+    i and :math:`-\mathrm{sign}(A_{oi}) s\sqrt{|A_{oi}|}` to fan-out o, with a random sign s. Convolutions: the random
+    candidates that each lower the loss most; this requires `Grower.step(closure)`.
 
     Args:
-        part: the part of the entries to connect.
-        candidates: for convolutions, how many beyond the neurons to add.
+        part: fraction of the entries of A to use.
+        candidates: for convolutions, number of candidates in addition to the neurons to add; by default 100.
 
     Reference: Dai et al., "NeST: A Neural Network Synthesis Tool Based on a Grow-and-Prune Paradigm" (2019).
     """
@@ -228,7 +229,7 @@ class NeST(Initialization):
     needs: ClassVar[frozenset[Need]] = frozenset({"gradients"})
 
     def needs_loss(self, layer: Layer) -> bool:
-        """Whether it must evaluate the loss again."""
+        """Return whether it evaluates the loss again, as it does for convolutions."""
         return layer.bridge is not None and bool(layer.bridge.producer)
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
@@ -242,21 +243,21 @@ class NeST(Initialization):
         kept = size >= size.flatten().kthvalue(max(1, round((1 - self.part) * size.numel()))).values
         root = (size * kept).sqrt()
         signs = torch.rand((count, *gradient.shape), generator=generator).to(root) < 0.5
-        strokes = torch.where(signs, -root, root)
-        fan_in, fan_out = strokes.sum(1), -(gradient.sign() * strokes).sum(2)
+        entries = torch.where(signs, -root, root)
+        fan_in, fan_out = entries.sum(1), -(gradient.sign() * entries).sum(2)
         present, columns = layer.of_neurons(layer.producer), layer.of_neurons(layer.consumer)
         fan_in = scaled_like(fan_in.reshape(count, *present.shape[1:]), present)
         fan_out = scaled_like(_as_fan_out(layer, fan_out, columns), columns)
-        values = values_of(layer, layer.producer, fan_in) | values_of(layer, layer.consumer, fan_out)
+        values = parameter_values(layer, layer.producer, fan_in) | parameter_values(layer, layer.consumer, fan_out)
         return Neurons(count, values)
 
     def _by_loss(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if layer.now.loss_with is None:
             raise TypeError(
-                f"{layer.name}: 'nest' on convolutions must evaluate the loss again: call grower.step(closure) with "
-                "a function that runs the model and returns its loss"
+                f"{layer.name}: 'nest' evaluates the loss again for convolutions: call grower.step(closure) with "
+                "a function that runs the model and returns the loss"
             )
-        total = candidates_of(self.candidates, layer) + count
+        total = candidate_count(self.candidates, layer) + count
         columns = layer.of_neurons(layer.consumer)
         fan_in = layer.random_fan_in(total, generator)
         fan_out = torch.rand((total, *columns.shape[1:]), generator=generator).to(columns) * 2 - 1
@@ -264,10 +265,10 @@ class NeST(Initialization):
         losses = []
         for index in range(total):
             one = slice(index, index + 1)
-            losses.append(layer.now.loss_with(self._both(layer, fan_in[one], fan_out[one])))
+            losses.append(layer.now.loss_with(self._fan_values(layer, fan_in[one], fan_out[one])))
         best = torch.tensor(losses, dtype=torch.float64).argsort(stable=True)[:count]
-        return Neurons(count, self._both(layer, fan_in[best], fan_out[best]))
+        return Neurons(count, self._fan_values(layer, fan_in[best], fan_out[best]))
 
     @staticmethod
-    def _both(layer: Layer, fan_in: Tensor, fan_out: Tensor) -> dict[tuple[str, int], Tensor]:
-        return values_of(layer, layer.producer, fan_in) | values_of(layer, layer.consumer, fan_out)
+    def _fan_values(layer: Layer, fan_in: Tensor, fan_out: Tensor) -> dict[tuple[str, int], Tensor]:
+        return parameter_values(layer, layer.producer, fan_in) | parameter_values(layer, layer.consumer, fan_out)

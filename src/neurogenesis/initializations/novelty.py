@@ -1,4 +1,4 @@
-"""Neurons unlike the present ones, by activations or weights: the NORTH* initializations."""
+"""The NORTH* initializations: neurons that differ from the present ones in activations or weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import metrics
 from ..layer import Layer, Need, scaled_like
 from ..metrics import Metric
-from .base import Initialization, Neurons, candidates_of, values_of
+from .base import Initialization, Neurons, candidate_count, parameter_values
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Random(Initialization):
 
 @dataclass(frozen=True)
 class Select(Initialization):
-    """The best of random candidates: those that, each alone, give the highest metric beside the present neurons.
+    """The random candidates that each give the highest metric together with the present neurons; zero fan-out.
 
     Args:
-        metric: "effective_dimension", whose ties the sum of singular values breaks, or "orthogonality".
-        candidates: how many beyond the neurons to add; 1000, or 100 for convolutions.
+        metric: "effective_dimension", with ties broken by the sum of singular values, or "orthogonality".
+        candidates: number of candidates in addition to the neurons to add; by default 1000, or 100 for convolutions.
         eps: threshold of the effective rank.
-        least: keep those with the lowest metric instead, an ablation: the paper's program does so in dense layers.
+        least: select the candidates with the lowest metric instead, as the authors' code does in dense layers.
     """
 
     metric: Metric = "effective_dimension"
@@ -40,22 +40,22 @@ class Select(Initialization):
     needs: ClassVar[frozenset[Need]] = frozenset({"activations", "trials"})
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        fan_in = layer.random_fan_in(candidates_of(self.candidates, layer) + count, generator)
+        fan_in = layer.random_fan_in(candidate_count(self.candidates, layer) + count, generator)
         return self.best(layer, fan_in, count)
 
     def best(self, layer: Layer, fan_in: Tensor, count: int) -> Neurons:
-        """The best of given candidates."""
+        """Select the best of the given candidates."""
         H, new = layer.trial(fan_in)
         if self.metric == "orthogonality" and layer.convolutional:
             scores = _orthogonality_of_images(H.samples, new.samples)
             best = scores.argsort(descending=not self.least, stable=True)[:count]
         else:
             best = metrics.best_candidates(H.matrix, new.matrix, count, self.metric, eps=self.eps, worst=self.least)
-        return Neurons(count, values_of(layer, layer.producer, fan_in[best.to(fan_in.device)]))
+        return Neurons(count, parameter_values(layer, layer.producer, fan_in[best.to(fan_in.device)]))
 
 
 def _orthogonality_of_images(H: Tensor, new: Tensor) -> Tensor:
-    """The orthogonality of (positions x neurons) x samples with the positions of each candidate appended."""
+    """Orthogonality of (neurons x positions) x samples with one candidate appended, for each candidate."""
     flat = metrics.doubled(H.flatten(1))
     gram, n = flat @ flat.mH, len(flat)
     scores = []
@@ -67,30 +67,31 @@ def _orthogonality_of_images(H: Tensor, new: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pre(Select):
-    r"""Candidates whose pre-activations are orthogonal to the present ones, then selected like `Select`.
+    r"""`Select` from candidates whose pre-activations are orthogonal to those of the present neurons.
 
-    .. math:: w = (H_{prev}^T)^+ v, \quad v \text{ a Gaussian vector projected on the kernel of } Z.
+    .. math:: w = (H_{prev}^T)^+ v, \quad v \text{ a Gaussian vector projected onto the kernel of } Z.
 
-    For dense layers only, and with more samples in the buffer than neurons.
+    Supports only dense layers, and needs more samples in the buffer than neurons.
     """
 
     def check(self, layer: Layer) -> None:
         module = layer.model.get_submodule(layer.producer.module)
         if not isinstance(module, nn.Linear) or layer.producer.per_neuron > 1:
-            kind = "a convolution" if layer.tensor(layer.producer).ndim > 2 else "anything but a plain linear layer"
+            kind = "a convolution" if layer.tensor(layer.producer).ndim > 2 else "not a plain linear layer"
             raise ValueError(
-                f"{layer.name}: no fan-in is known that makes pre-activations of {kind} orthogonal: use 'select', or "
-                f"leave it out with exclude=[{layer.name!r}]"
+                f"{layer.name}: 'pre' supports only linear layers, and {layer.producer.module} is {kind}: "
+                f"use 'select', or exclude=[{layer.name!r}]"
             )
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         H_prev, Z = map(metrics.doubled, layer.inputs_and_outputs())
-        shape = candidates_of(self.candidates, layer) + count, Z.shape[1]
+        shape = candidate_count(self.candidates, layer) + count, Z.shape[1]
         dtype = torch.complex64 if Z.is_complex() else torch.float32
         v = torch.randn(shape, generator=generator, dtype=dtype).to(Z)
         basis = _row_space(Z)
         if basis.shape[0] >= Z.shape[1]:
-            return Neurons(0, why_fewer=f"its {layer.size} neurons fill all {Z.shape[1]} samples of the buffer")
+            why = f"its {layer.size} neurons span all {Z.shape[1]} samples of the buffer; use a larger buffer"
+            return Neurons(0, why_fewer=why)
         v -= v @ basis.mH @ basis
         rows = v @ torch.linalg.pinv(H_prev)
         weight = layer.tensor(layer.producer)
@@ -100,7 +101,7 @@ class Pre(Select):
 
 
 def _row_space(matrix: Tensor) -> Tensor:
-    """An orthonormal basis of the rows of a matrix, as rows."""
+    """Orthonormal basis of the row space of a matrix, as rows."""
     _, singular, vectors = torch.linalg.svd(metrics.doubled(matrix), full_matrices=False)
     basis: Tensor = vectors[singular > max(matrix.shape) * torch.finfo(torch.float32).eps * singular.max()]
     return basis
@@ -108,20 +109,20 @@ def _row_space(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Opt(Select):
-    """Candidates improved by projected gradient ascent of the sum of singular values, then selected like `Select`.
+    """`Select` from candidates optimized by projected gradient ascent on the sum of singular values.
 
-    Costly: each step runs the model again up to the layer, forwards and backwards.
+    Expensive: each ascent step runs the model forward and backward up to the layer.
 
     Args:
-        steps: gradient steps.
-        rate: length of a step, relative to the candidates' norm.
+        steps: number of ascent steps.
+        rate: norm of an ascent step, relative to the mean norm of the present neurons' fan-in.
     """
 
     steps: int = 10
     rate: float = 0.1
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        fan_in = layer.random_fan_in(candidates_of(self.candidates, layer) + count, generator)
+        fan_in = layer.random_fan_in(candidate_count(self.candidates, layer) + count, generator)
         for _ in range(self.steps):
             fan_in = fan_in.detach().requires_grad_()
             H, new = layer.trial(fan_in, gradients=True)
@@ -136,16 +137,18 @@ class Opt(Select):
 
 @dataclass(frozen=True)
 class Weight(Initialization):
-    r"""Random fan-in projected on the kernel of the producer's weights, :math:`w - W^+Ww`; zero fan-out."""
+    r"""Random fan-in projected onto the kernel of the producer's weights, :math:`w - W^+Ww`; zero fan-out."""
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         basis = _row_space(layer.weight)
         room = layer.fan_in - len(basis)
-        why = f"its weights leave only {room} of {layer.fan_in} fan-in directions"
+        why = f"its weights leave only {room} of {layer.fan_in} fan-in directions free"
         if room == 0:
             return Neurons(0, why_fewer=why)
         fan_in = layer.random_fan_in(min(count, room), generator)
         rows = metrics.doubled(fan_in.flatten(1))
         rows = rows - rows @ basis.mH @ basis
         fan_in = layer.as_fan_in(rows).to(fan_in).reshape(fan_in.shape)
-        return Neurons(len(fan_in), values_of(layer, layer.producer, fan_in), why_fewer=why if room < count else None)
+        return Neurons(
+            len(fan_in), parameter_values(layer, layer.producer, fan_in), why_fewer=why if room < count else None
+        )

@@ -1,1 +1,1 @@
-"""What the user's own passes show of each width."""
+"""Training passes of the user, and replays of them, as seen by each width."""

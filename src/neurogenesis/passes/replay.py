@@ -1,7 +1,7 @@
-"""Run a model again on inputs it has seen, with other tensors in place of its own and an eye on some of its layers.
+"""Run a model again on earlier inputs, optionally with other tensors, and watch some of its modules.
 
-Nothing of the model changes: buffers are copied, the random state is put back, hooks are gone afterwards. The run
-ends as soon as everything has been seen.
+The model does not change: buffers are copied, the random state is restored and hooks are removed. The run stops as soon
+as every watched module has run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Side = Literal["input", "output"]
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments a model was called with, and whether under autocast."""
+    """The arguments of a call of the model, and its autocast setting."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -33,31 +33,31 @@ class Call:
 
     @staticmethod
     def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """A call that is being made now."""
-        if not kwargs and all(type(arg) is Tensor for arg in args):  # the usual case, in less time
+        """Record a call with the current autocast setting."""
+        if not kwargs and all(type(arg) is Tensor for arg in args):  # fast path for the usual case
             arguments: tuple[tuple[Any, ...], dict[str, Any]] = tuple(arg.detach() for arg in args), {}
         else:
             arguments = tree_map_only(Tensor, Tensor.detach, (tuple(args), dict(kwargs)))
-        call = Call.made(*arguments, None)
+        call = Call.from_parts(*arguments, None)
         device = call.tensors[0].device.type if call.tensors else "cpu"
         if torch.is_autocast_enabled(device):
             call = replace(call, autocast=(device, torch.get_autocast_dtype(device)))
         return call
 
     @staticmethod
-    def made(args: tuple[Any, ...], kwargs: dict[str, Any], autocast: tuple[str, torch.dtype] | None) -> Call:
+    def from_parts(args: tuple[Any, ...], kwargs: dict[str, Any], autocast: tuple[str, torch.dtype] | None) -> Call:
         leaves = args if not kwargs and all(type(arg) is Tensor for arg in args) else tree_leaves((args, kwargs))
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         return Call(args, kwargs, autocast, tensors, tuple(tensor._version for tensor in tensors))
 
     def copied(self) -> Call:
-        """The same with tensors of its own."""
+        """Copy of the call with cloned tensors."""
         args, kwargs = tree_map_only(Tensor, Tensor.clone, (self.args, self.kwargs))
-        return Call.made(args, kwargs, self.autocast)
+        return Call.from_parts(args, kwargs, self.autocast)
 
     @property
     def intact(self) -> bool:
-        """Whether nobody has written into the arguments since."""
+        """Whether the arguments have not been modified in place since the call was recorded."""
         return tuple(tensor._version for tensor in self.tensors) == self.versions
 
     @property
@@ -67,15 +67,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Watch:
-    """What to do with the input or output of a module in a run; what `action` returns takes its place."""
+    """An action on the input or output of a module; a returned tensor replaces it."""
 
     module: nn.Module
     side: Side
     action: Callable[[Tensor], Tensor | None]
 
 
-class _Seen(BaseException):
-    """Ends a run in the middle of the model's own code."""
+class _StopRun(BaseException):
+    """Stops a run inside the model's forward; not an `Exception`, so that the model does not catch it."""
 
 
 def replay(
@@ -89,49 +89,60 @@ def replay(
     gradients: bool = False,
     evaluation: bool = False,
 ) -> None:
-    """Run the model until every watch has seen something; `evaluation` switches to that mode for the run."""
+    """Run the model until every watch has acted.
+
+    Args:
+        model: the model.
+        call: the arguments.
+        watches: actions on inputs and outputs of modules.
+        tensors: replacements of parameters and buffers, by name.
+        attributes: values of module attributes during the run.
+        seed: seed of random operations in the model.
+        gradients: whether to record the graph for a backward pass.
+        evaluation: whether to run in evaluation mode.
+    """
     pending = list(watches)
-    others = {name: buffer.clone() for name, buffer in model.named_buffers()} | dict(tensors or {})
+    replacements = {name: buffer.clone() for name, buffer in model.named_buffers()} | dict(tensors or {})
     devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
 
-    def on(watch: Watch, tensor: Tensor) -> Tensor | None:
+    def act(watch: Watch, tensor: Tensor) -> Tensor | None:
         result = watch.action(tensor)
         if watch in pending:
             pending.remove(watch)
             if not pending:
-                raise _Seen
+                raise _StopRun
         return result
 
     with ExitStack() as stack:
         stack.enter_context(internal_run(model))
-        stack.enter_context(restoring_attributes(model))  # a model may count its calls, or keep what they gave
+        stack.enter_context(restoring_attributes(model))  # a model may count its calls or store results
         for watch in watches:
-            stack.callback(observe(watch.module, watch.side, partial(on, watch)).remove)
-        stack.enter_context(_attributes(attributes))
+            stack.callback(observe(watch.module, watch.side, partial(act, watch)).remove)
+        stack.enter_context(_temporary_attributes(attributes))
         if evaluation:
-            stack.enter_context(_attributes([(module, "training", False) for module in model.modules()]))
+            stack.enter_context(_temporary_attributes([(module, "training", False) for module in model.modules()]))
         stack.enter_context(torch.random.fork_rng(devices=devices))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if call.autocast is not None:
             stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
         _seed(model, seed)
         stack.enter_context(torch.set_grad_enabled(gradients))
-        with suppress(_Seen):
-            if others:
-                torch.func.functional_call(model, others, call.args, call.kwargs, strict=False)
+        with suppress(_StopRun):
+            if replacements:
+                torch.func.functional_call(model, replacements, call.args, call.kwargs, strict=False)
             else:
                 model(*call.args, **call.kwargs)
 
 
 def _seed(model: nn.Module, seed: int) -> None:
     if all(tensor.device.type == "cpu" for tensor in model.parameters()):
-        torch.default_generator.manual_seed(seed)  # in microseconds; the other formats a stack for each absent device
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace per absent backend
     else:
         torch.manual_seed(seed)
 
 
 class Hook:
-    """A hook that copies and pickles of the module it sits on do not take along."""
+    """A hook that does nothing in copies and pickles of its module."""
 
     def __init__(self, action: Callable[..., Any] | None = None):
         self.action = action
@@ -148,7 +159,7 @@ class Hook:
 
 
 def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | None]) -> Any:
-    """Call `action` with the input or output of a module whenever it runs; returns what `remove`s that."""
+    """Call `action` with the input or output of a module whenever it runs; returns a handle with `remove`."""
     if side == "output":
 
         def after(_: nn.Module, args: Any, output: Any) -> Any:
@@ -170,8 +181,8 @@ def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | N
 
 
 @contextmanager
-def _attributes(values: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
-    """Set attributes of modules for a while."""
+def _temporary_attributes(values: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+    """Set attributes of modules inside the context and restore them afterwards."""
     before = [(module, name, getattr(module, name)) for module, name, _ in values]
     try:
         for module, name, value in values:

@@ -1,4 +1,4 @@
-"""Where a width is watched: its first producer, the consumer that sees it first, and what stands between."""
+"""Where a width is watched: its first producer, its first consumer, and the modules between them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .replay import Call, Side, Watch, observe, replay
 
 @dataclass(frozen=True)
 class Route:
-    """Producer and consumer of a width, and the point where its activations H are taken.
+    """First producer and consumer of a width, and the point where its activations H are read.
 
-    That is the consumer's input, or, on a residual stream that other layers have already added to, the end of the
+    The point is the consumer's input or, if other layers have already added to a residual stream there, the end of the
     producer's own branch.
     """
 
@@ -30,16 +30,23 @@ class Route:
     point: Axis
     side: Side
     between: tuple[str, ...]  # paths of the modules that run between producer and consumer
-    later: frozenset[str]  # paths of those that run no earlier than the consumer
+    later: frozenset[str]  # paths of the consumer and the modules that run after it
     called: frozenset[str]  # paths of all modules that run
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
-        """The activations of the width's neurons at the point, samples x neurons x positions."""
-        return pick(tensor, module, width.positions(self.point), width.in_order(self.point))
+        """Activations of the width's neurons at the point, samples x neurons x positions."""
+        return select_neurons(tensor, module, width.positions(self.point), width.in_order(self.point))
 
 
-def pick(tensor: Tensor, module: nn.Module, positions: Tensor, all_in_order: bool = False) -> Tensor:
-    """Some channels of a module's input or output, or all as they are, samples x neurons x positions."""
+def select_neurons(tensor: Tensor, module: nn.Module, positions: Tensor, all_in_order: bool = False) -> Tensor:
+    """Channels of neurons in a module's input or output, as samples x neurons x positions.
+
+    Args:
+        tensor: the input or output.
+        module: the module.
+        positions: channels of each neuron, neurons x per neuron.
+        all_in_order: whether the positions are all channels in order, so that none need to be selected.
+    """
     count, per_neuron = positions.shape
     if isinstance(module, (_ConvNd, _NormBase)):
         if isinstance(module, _ConvNd) and tensor.ndim < module.weight.ndim:
@@ -56,7 +63,7 @@ def pick(tensor: Tensor, module: nn.Module, positions: Tensor, all_in_order: boo
 
 
 def find_routes(model: nn.Module, widths: Sequence[Width], call: Call) -> dict[str, Route | str]:
-    """The route of each width by its name, or why it has none. Runs the model, in evaluation mode."""
+    """Route of each width by name, or the reason it has none; runs the model in evaluation mode."""
     modules = dict(model.named_modules(remove_duplicate=False))
     order: list[tuple[str, Tensor, Tensor]] = []
     inputs: dict[str, Tensor] = {}
@@ -64,21 +71,23 @@ def find_routes(model: nn.Module, widths: Sequence[Width], call: Call) -> dict[s
     paths = {module: path for path, module in reversed(modules.items())}
     for module, path in paths.items():
         handles.append(observe(module, "input", partial(inputs.__setitem__, path)))
-        handles.append(observe(module, "output", partial(_note, order, path, inputs)))
+        handles.append(observe(module, "output", partial(_record_call, order, path, inputs)))
     try:
         replay(model, call, [], evaluation=True)
     finally:
         for handle in handles:
             handle.remove()
-    return {width.name: _route(model, width, modules, order, call) for width in widths}
+    return {width.name: _find_route(model, width, modules, order, call) for width in widths}
 
 
-def _note(order: list[tuple[str, Tensor, Tensor]], path: str, inputs: Mapping[str, Tensor], output: Tensor) -> None:
+def _record_call(
+    order: list[tuple[str, Tensor, Tensor]], path: str, inputs: Mapping[str, Tensor], output: Tensor
+) -> None:
     if path in inputs:
         order.append((path, inputs[path], output))
 
 
-def _route(
+def _find_route(
     model: nn.Module,
     width: Width,
     modules: Mapping[str, nn.Module],
@@ -86,54 +95,56 @@ def _route(
     call: Call,
 ) -> Route | str:
     sizes = named_tensors(model)
-    when: dict[str, int] = {}
+    first_call: dict[str, int] = {}
     for number, (path, _, _) in enumerate(order):
-        when.setdefault(path, number)
+        first_call.setdefault(path, number)
 
-    def called(axes: Sequence[Axis]) -> list[Axis]:
-        weights = [a for a in axes if a.module in when and _is_weight(model, a.tensor)]
-        return sorted((a for a in weights if sizes[a.tensor].ndim >= 2), key=lambda axis: when[axis.module])
+    def called_weights(axes: Sequence[Axis]) -> list[Axis]:
+        weights = [a for a in axes if a.module in first_call and _is_weight(model, a.tensor)]
+        return sorted((a for a in weights if sizes[a.tensor].ndim >= 2), key=lambda axis: first_call[axis.module])
 
-    producers = called(width.producers)
+    producers = called_weights(width.producers)
     if not producers:
-        return f"its producer {_not_called(width.producers, modules)}"
+        return f"its producer {_why_not_called(width.producers, modules)}"
     producer = producers[0]
-    consumers = [a for a in called(width.consumers) if when[a.module] > when[producer.module]]
+    consumers = [a for a in called_weights(width.consumers) if first_call[a.module] > first_call[producer.module]]
     if not consumers:
-        return f"its consumer {_not_called(width.consumers, modules)}"
+        return f"its consumer {_why_not_called(width.consumers, modules)}"
     consumer = consumers[0]
-    start, stop = when[producer.module], when[consumer.module]
-    between = tuple(path for path, number in when.items() if start < number < stop and not _inside(path, modules))
-    later = frozenset(path for path, number in when.items() if number >= stop)
-    route = Route(producer, consumer, consumer, "input", between, later, frozenset(when))
-    others = [a for a in producers[1:] if when[a.module] < stop]
+    start, stop = first_call[producer.module], first_call[consumer.module]
+    between = tuple(
+        path for path, number in first_call.items() if start < number < stop and not _has_children(path, modules)
+    )
+    later = frozenset(path for path, number in first_call.items() if number >= stop)
+    route = Route(producer, consumer, consumer, "input", between, later, frozenset(first_call))
+    others = [a for a in producers[1:] if first_call[a.module] < stop]
     grouped_consumer = getattr(modules[consumer.module], "groups", 1) > 1
-    if grouped_consumer or (others and _adds(model, width, route, modules, others, call)):
-        return _own_branch(width, route, modules, order[start:stop])
+    if grouped_consumer or (others and _is_added(model, width, route, modules, others, call)):
+        return _branch_end(width, route, modules, order[start:stop])
     return route
 
 
 def _is_weight(model: nn.Module, tensor: str) -> bool:
-    """Whether a tensor is the weight of a module, or the direction of a weight under weight norm."""
+    """Return whether a tensor is the weight of a module, or the direction of a weight under weight norm."""
     if f".{tensor}".endswith(".weight"):
         return True
     return ".parametrizations." in tensor and lengths_of(model, tensor) is not None
 
 
-def _not_called(axes: Sequence[Axis], modules: Mapping[str, nn.Module]) -> str:
+def _why_not_called(axes: Sequence[Axis], modules: Mapping[str, nn.Module]) -> str:
     names = list(dict.fromkeys(axis.module for axis in axes))
     for name in names:
         why = why_not_watched(modules[name]) if name in modules else None
         if why is not None:
             return f"{name} {why}"
-    return f"{', '.join(names)} is not a module with a weight that is called as such"
+    return f"{', '.join(names)} is not called as a module with a weight"
 
 
-def _inside(path: str, modules: Mapping[str, nn.Module]) -> bool:
+def _has_children(path: str, modules: Mapping[str, nn.Module]) -> bool:
     return next(modules[path].children(), None) is not None
 
 
-def _adds(
+def _is_added(
     model: nn.Module,
     width: Width,
     route: Route,
@@ -141,7 +152,7 @@ def _adds(
     others: Sequence[Axis],
     call: Call,
 ) -> bool:
-    """Whether other producers are added to the width, rather than multiplied with it as gates are."""
+    """Return whether other producers are added to the first one; gates are multiplied instead."""
     seen: list[Tensor] = []
     consumer = modules[route.consumer.module]
     silence = [Watch(modules[other.module], "output", torch.zeros_like) for other in others]
@@ -150,10 +161,10 @@ def _adds(
     return bool(seen[0].any())
 
 
-def _own_branch(
+def _branch_end(
     width: Width, route: Route, modules: Mapping[str, nn.Module], order: Sequence[tuple[str, Tensor, Tensor]]
 ) -> Route:
-    """The producer's output, followed through norms that take it as it is."""
+    """Move the point to the producer's output, or past norms applied directly to it."""
     carriers = {axis.module: axis for axis in width.carriers}
     point, end = route.producer, order[0][2]
     for path, given, output in order[1:]:

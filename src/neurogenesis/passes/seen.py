@@ -1,6 +1,6 @@
-"""What the user's own training passes have shown of a width since the last gradient step.
+"""Inputs and gradients of a width, recorded in training passes since the last gradient step.
 
-Only the taps write it; layers read it.
+Taps write the record; layers read it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Shapes = tuple[torch.Size, torch.Size]  # of the producer's and the consumer's w
 
 
 class NotFinite(ArithmeticError):
-    """Activations or gradients are not all finite."""
+    """Raised if activations, weights or gradients are not all finite; the message says which."""
 
 
 def check_finite(tensors: Iterable[Tensor], what: str) -> None:
-    """Raise `NotFinite` unless all entries are finite."""
+    """Raise `NotFinite(what)` unless all entries are finite."""
     for tensor in tensors:
         wide = torch.promote_types(tensor.dtype, torch.float32)  # half precision would overflow
         if not math.isfinite(float(torch.linalg.vector_norm(tensor.detach(), dtype=wide).abs())):
@@ -34,17 +34,17 @@ def check_finite(tensors: Iterable[Tensor], what: str) -> None:
 
 
 class Pair(NamedTuple):
-    """One pass: the producer's input, and the gradient of the loss at the consumer's output."""
+    """The producer's input and the gradient of the loss at the consumer's output in one pass."""
 
     call: Call
     H_prev: Tensor
     D: Tensor
-    version: int  # of H_prev, which the model may overwrite
+    version: int  # version of H_prev, which the model may modify in place
     shapes: Shapes
 
 
 class Seen:
-    """What was seen of one width.
+    """Inputs and gradients of one width.
 
     Attributes:
         pairs: inputs and gradients of the passes since the last step.
@@ -64,12 +64,12 @@ class Seen:
 
     @property
     def shapes(self) -> Shapes:
-        """The present shapes of the weights."""
+        """Current shapes of the producer's and the consumer's weight."""
         producer, consumer = (weight_of(self.model, axis.tensor) for axis in (self.route.producer, self.route.consumer))
         return producer.shape, consumer.shape
 
     def drop_stale(self) -> bool:
-        """Drop everything if inputs were overwritten since, or weights resized; whether that was so."""
+        """Clear the record if inputs were modified or weights resized; returns whether that was the case."""
         if not self.pairs:
             return False
         shapes = self.shapes

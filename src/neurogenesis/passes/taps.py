@@ -1,7 +1,7 @@
-"""Hooks that see what a user's own training step does: the model's inputs, and gradients at the outputs of layers.
+"""Hooks that record the model's inputs and the gradients at layer outputs in the user's training passes.
 
-They act in training passes only (training mode, gradients on), keep no more than triggers need, and can be removed
-without a trace.
+They act only in training passes (training mode with gradients enabled), keep only what triggers need, and can be
+removed completely.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ class Taps:
 
     Args:
         model: the model.
-        buffer: takes the inputs of training passes.
-        on_first_call: called once, before the first training pass, with its arguments.
+        buffer: stores the inputs of training passes.
+        on_first_call: called once before the first training pass, with its arguments.
     """
 
     def __init__(self, model: nn.Module, buffer: Buffer, on_first_call: Callable[[Call], None] | None = None):
         self.model, self.buffer = model, buffer
-        self.passes = 0  # training passes since the last step
-        self.backwards = 0  # of these, how many had a backward pass
-        self.backward_visible = True  # whether the model's outputs show that
-        self.muted = False  # while we run the model ourselves
+        self.forward_passes = 0  # training passes since the last step
+        self.backward_passes = 0  # backward passes that reached the model's outputs since the last step
+        self.backward_visible = True  # whether the model's outputs can show a backward pass
+        self.muted = False  # set while the library itself runs the model
         self.recording = False
         self._on_first_call = on_first_call
         self._call: Call | None = None
-        self.wanted: frozenset[str] = frozenset()  # widths whose gradients the next step will ask for
+        self.wanted: frozenset[str] = frozenset()  # widths whose gradients are needed at the next step
         self._watched: Sequence[Seen] = ()
-        self.fresh = False  # whether a gradient step has been taken since the last pass
-        self._seen: set[tuple[str, str]] = set()
+        self.stepped_since_backward = False  # whether the optimizer has stepped since the last backward pass
+        self._tapped: set[tuple[str, str]] = set()
         self._inputs: dict[str, Tensor] = {}
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(Hook(self._enter), with_kwargs=True),
-            model.register_forward_hook(Hook(self._leave), always_call=True),
+            model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
+            model.register_forward_hook(Hook(self._after_forward), always_call=True),
         ]
 
     def watch(self, widths: Sequence[Seen]) -> None:
-        """Note the gradients of widths."""
+        """Record the inputs and gradients of widths."""
         self._watched = widths
         for seen in widths:
             route = seen.route
             producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
-            self._tap(seen, "H_prev", producer, "input", partial(self._input, seen))
-            self._tap(seen, "output", consumer, "output", partial(self._output, seen))
+            self._tap(seen, "H_prev", producer, "input", partial(self._on_input, seen))
+            self._tap(seen, "output", consumer, "output", partial(self._on_output, seen))
             for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")):
                 self._tap_gradient(seen, axis, role)
 
@@ -65,8 +65,8 @@ class Taps:
 
         def act(tensor: Tensor) -> None:
             wanted = self.recording and name in self.wanted and not is_internal_run(self.model)
-            if wanted and key not in self._seen:  # a layer called twice counts the first time
-                self._seen.add(key)
+            if wanted and key not in self._tapped:  # of a layer called more than once, the first call counts
+                self._tapped.add(key)
                 action(tensor)
 
         self._handles.append(observe(module, side, act))
@@ -83,7 +83,7 @@ class Taps:
             self._handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
 
     def begin(self, call: Call) -> None:
-        """Find out what to watch, the first time."""
+        """Run `on_first_call` if it has not run yet."""
         if self._on_first_call is not None:
             self.muted = True
             try:
@@ -93,9 +93,9 @@ class Taps:
                 self.muted = False
             self._on_first_call = None
 
-    # --- what happens in a pass --------------------------------------------------------------------------
+    # --- hooks -------------------------------------------------------------------------------------------
 
-    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if (
             module is not self.model
             or self.muted
@@ -104,37 +104,37 @@ class Taps:
         ):
             return
         if torch._C._current_graph_task_id() != -1:
-            return  # a checkpoint computes a pass again in the middle of its backward
+            return  # activation checkpointing recomputes a pass inside the backward pass
         if self.buffer.calls and not self.buffer.calls[-1].intact:
-            self.buffer.overwritten = True
+            self.buffer.inputs_overwritten = True
         call = Call.of(args, kwargs)
-        if self.buffer.overwritten:  # the inputs are somebody's to write into: keep copies
+        if self.buffer.inputs_overwritten:  # the model or the caller reuses its inputs: keep copies
             call = call.copied()
         self.begin(call)
         self.recording, self._call = True, call
-        self._seen.clear()
+        self._tapped.clear()
         self._inputs.clear()
-        self.passes += 1
+        self.forward_passes += 1
         self.buffer.add(call)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is self.model and self.recording and not self.muted and not is_internal_run(module):
             self.recording = False
             self._inputs.clear()
             if self._call is not None and not self._call.intact:
-                self.buffer.overwritten = True  # by the model itself
+                self.buffer.inputs_overwritten = True  # by the model itself
             outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             self.backward_visible = bool(outputs)
             for tensor in outputs:
-                tensor.register_hook(self._went_backward)  # type: ignore[no-untyped-call]
+                tensor.register_hook(self._on_backward)  # type: ignore[no-untyped-call]
 
-    def _went_backward(self, gradient: Tensor) -> None:
-        self.backwards += 1
+    def _on_backward(self, gradient: Tensor) -> None:
+        self.backward_passes += 1
 
-    def _input(self, seen: Seen, tensor: Tensor) -> None:
-        self._inputs[seen.width.name] = tensor.detach().clone() if self.buffer.overwritten else tensor.detach()
+    def _on_input(self, seen: Seen, tensor: Tensor) -> None:
+        self._inputs[seen.width.name] = tensor.detach().clone() if self.buffer.inputs_overwritten else tensor.detach()
 
-    def _output(self, seen: Seen, tensor: Tensor) -> None:
+    def _on_output(self, seen: Seen, tensor: Tensor) -> None:
         H_prev, call = self._inputs.pop(seen.width.name, None), self._call
         if H_prev is None or call is None or not tensor.requires_grad:
             return
@@ -142,16 +142,16 @@ class Taps:
         def arrived(gradient: Tensor) -> None:
             if self.muted:
                 return
-            if self.fresh:  # the first gradient after a gradient step: what was there belongs to that one
-                self.fresh = False
+            if self.stepped_since_backward:  # the first gradient after a step: earlier pairs belong to that step
+                self.stepped_since_backward = False
                 for each in self._watched:
                     each.pairs.clear()
             seen.add(call, H_prev, gradient.detach())
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
 
-    def forget(self) -> None:
-        """Drop what was seen since the last step."""
+    def clear_records(self) -> None:
+        """Clear everything recorded since the last step."""
         for seen in self._watched:
             seen.clear()
 
@@ -160,5 +160,5 @@ class Taps:
             handle.remove()
         self._handles.clear()
         self.buffer.calls.clear()
-        self.buffer.forget()
+        self.buffer.clear_activations()
         self._inputs.clear()

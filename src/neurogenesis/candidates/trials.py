@@ -1,4 +1,4 @@
-"""Candidates tried: activations and gradients of would-be neurons in the model as it is."""
+"""Trial runs: activations and gradients of candidate neurons in the current model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..passes.buffers import Activations, Buffer
 from ..passes.replay import Call, Watch, replay
-from ..passes.routes import Route, pick
+from ..passes.routes import Route, select_neurons
 from ..passes.seen import NotFinite, Pair, check_finite
 from ..structure.widths import Width
 from .grown import grown_tensors
@@ -24,12 +24,12 @@ Attributes = Sequence[tuple[nn.Module, str, int]]
 
 @dataclass(frozen=True)
 class Candidates:
-    """Weights of would-be neurons.
+    """Weights of candidate neurons.
 
     Args:
         fan_in: weights in the producer, count x per neuron x the rest.
         bias: biases, count x per neuron; zero by default.
-        sources: the present neuron that each is a copy of, or -1.
+        sources: for each, the index of the present neuron that it copies, or -1.
     """
 
     fan_in: Tensor
@@ -38,13 +38,13 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Trying:
-    """Runs of the model, up to the consumer of one width, with candidates for it.
+class Trials:
+    """Runs of the model with candidates for one width, up to its consumer.
 
     Args:
         model: the model.
         width: the width.
-        route: where it runs.
+        route: where the width is watched.
         buffer: the model's latest inputs.
     """
 
@@ -54,7 +54,7 @@ class Trying:
     buffer: Buffer | None
 
     def activations(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
-        """The activations of the present neurons and of candidates on the model's latest inputs."""
+        """Activations of the present neurons and of candidates on the model's latest inputs."""
         runs = self._runs(self._calls, seed, Candidates(fan_in), gradients=gradients)
         limit = 0 if self.buffer is None else self.buffer.limit
         with torch.set_grad_enabled(gradients):
@@ -64,7 +64,7 @@ class Trying:
         return H, new
 
     def inputs_and_outputs(self, seed: int) -> tuple[Tensor, Tensor]:
-        """The producer's inputs H_prev and outputs Z on the model's latest inputs, features x samples."""
+        """Inputs H_prev and outputs Z of the producer on the model's latest inputs, features x samples."""
         runs = self._runs(self._calls, seed, inputs_and_outputs=True)
         H_prev, Z = (torch.cat([seen[key].flatten(0, -2).T for seen in runs], 1) for key in ("H_prev", "Z"))
         check_finite([H_prev, Z], f"activations of {self.width.name}")
@@ -73,13 +73,13 @@ class Trying:
     def gradients(
         self, candidates: Candidates, fan_out: Tensor, pairs: Sequence[Pair], seed: int
     ) -> tuple[Tensor, Tensor]:
-        """The gradients that candidates' fan-in and fan-out would get, to first order: with D as it is.
+        """Gradients of the fan-in and fan-out of candidates, to first order: D is that of the current model.
 
         Args:
-            candidates: their fan-in.
+            candidates: the candidates.
             fan_out: their weights in the consumer, count x per neuron x the rest.
-            pairs: what the passes have shown.
-            seed: of what is random in the model.
+            pairs: inputs and gradients recorded in training passes.
+            seed: seed of random operations in the model.
         """
         total: list[Tensor] = [torch.zeros_like(candidates.fan_in), torch.zeros_like(fan_out)]
         for pair in pairs:
@@ -98,7 +98,7 @@ class Trying:
         return () if self.buffer is None else self.buffer.calls
 
     def _consume(self, inputs: Tensor, fan_out: Tensor) -> Tensor:
-        """What candidates with a fan-out, count x per neuron x the rest, add to the consumer's output."""
+        """Contribution of candidates to the consumer's output; fan_out is count x per neuron x the rest."""
         axis, module = self.route.consumer, self.model.get_submodule(self.route.consumer.module)
         weight = fan_out.flatten(0, 1).movedim(0, axis.axis)
         if isinstance(module, _ConvNd):
@@ -116,9 +116,10 @@ class Trying:
         inputs_and_outputs: bool = False,
         gradients: bool = False,
     ) -> list[dict[str, Tensor]]:
-        """Run the model up to the consumer, with candidates if there are any, and note what passes by.
+        """Run the model up to the consumer, with candidates if given; returns the recorded tensors of each call.
 
-        With `H_prev` the producer gets that instead of its input, and what the consumer gets is noted.
+        If `H_prev` is given, it replaces the producer's input, and the candidates' columns of the consumer's input are
+        recorded as well.
         """
         route, count = self.route, 0 if candidates is None else len(candidates.fan_in)
         tensors: Mapping[str, Tensor] = {}
@@ -146,11 +147,11 @@ class Trying:
         return result
 
     def _at_point(self, seen: dict[str, Tensor], module: nn.Module, count: int, h: Tensor) -> None:
-        if "H" not in seen:  # a layer called twice counts the first time
+        if "H" not in seen:  # of a layer called more than once, the first call counts
             positions = self.width.positions_after(self.route.point, count)
-            seen["H"] = pick(h, module, positions[: self.width.size])
+            seen["H"] = select_neurons(h, module, positions[: self.width.size])
             if count:
-                seen["new"] = pick(h, module, positions[self.width.size :])
+                seen["new"] = select_neurons(h, module, positions[self.width.size :])
 
     def _at_consumer(self, seen: dict[str, Tensor], module: nn.Module, count: int, h: Tensor) -> None:
         if "consumed" not in seen:
