@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from neurogenesis.experiments.presets import PRESETS, Settings
+from neurogenesis.experiments.presets import PRESETS
+from neurogenesis.experiments.settings import Settings
 
 
 def tiny(preset: str = "digits", **changes: Any) -> Settings:

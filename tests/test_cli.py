@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from neurogenesis.cli import _value, main
+from neurogenesis.cli import main
+from neurogenesis.cli.widths import python_value
 from neurogenesis.experiments.data import SOURCES
 from neurogenesis.experiments.presets import PRESETS
 from tests import fake_runs as fake
@@ -42,18 +43,18 @@ def test_arguments_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_model_without_widths_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["widths", "torch.nn:Identity", "--input", "2,6"]) == 0
-    assert "no width found in torch.nn:Identity" in capsys.readouterr().out
+    assert "torch.nn:Identity has no widths" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("text", "value"), [("3", 3), ("0.5", 0.5), ("False", False), ("[1, 2]", [1, 2]), ("a", "a")])
 def test_arguments_are_python_values(text: str, value: object) -> None:
-    assert _value(text) == value
+    assert python_value(text) == value
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
-        ("tests.cases", "5,6", "write package.module:callable"),
+        ("tests.cases", "5,6", "write package.module:name"),
         ("tests.nothing:mlp", "5,6", "No module named 'tests.nothing'"),
         ("tests.cases:nothing", "5,6", "no attribute 'nothing'"),
         ("tests.cases:randn", "5,6", "not a torch.nn.Module"),
@@ -100,16 +101,16 @@ def test_help_answers_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "absent"),
+    ("name", "absent"),
     [
         ("neurogenesis", ["torch", *OPTIONAL]),
-        ("neurogenesis.grower", OPTIONAL),
-        ("neurogenesis.cli", ["torch", *set(OPTIONAL) - {"cyclopts", "rich"}]),
-        ("neurogenesis.experiments.training", OPTIONAL),
+        ("neurogenesis.Grower", OPTIONAL),
+        ("neurogenesis.cli.main", ["torch", "neurogenesis.report", *set(OPTIONAL) - {"cyclopts", "rich"}]),
+        ("neurogenesis.experiments.run.run", ["neurogenesis.report", *OPTIONAL]),
     ],
 )
-def test_importing_takes_only_what_is_needed(module: str, absent: list[str]) -> None:
-    code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
+def test_importing_takes_only_what_is_needed(name: str, absent: list[str]) -> None:
+    code = f"import pkgutil, sys; pkgutil.resolve_name({name!r}); print([m for m in {absent} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
@@ -155,7 +156,7 @@ def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.Cap
         (["run", "digits", "--device", "meta"], "--device meta"),
         (["run", "digits", "--threads", "0"], "--threads: expected a positive number"),
         (["sweep", "digits", "--threads", "0"], "--workers and --threads: expected positive numbers"),
-        (["run", "wrn28-cifar10", "--initial", "0.001", "--strategy", "small"], "a layer would have no channel"),
+        (["run", "wrn28-cifar10", "--initial", "0.001", "--strategy", "small"], "a layer would have no channels"),
         (["run", "digits", "--resume", "--out", "nowhere"], "there is no run in nowhere"),
         (["sweep", "mnist-dynamik"], "Did you mean 'mnist-dynamic'?"),
         (["sweep", "digits", "--wokers", "1"], "Did you mean --workers?"),
@@ -182,7 +183,7 @@ def test_a_run_and_its_report_from_the_shell(tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["digits", "epoch", "1", "2", "test"]
     assert done.stdout.splitlines()[-1].endswith(f"; {out.relative_to(tmp_path)}")
     again = command(*words, cwd=tmp_path)
-    assert again.stdout == "finished already: " + done.stdout.splitlines()[-1] + "\n"
+    assert again.stdout == "already finished: " + done.stdout.splitlines()[-1] + "\n"
     assert command(*words, "--resume", "--quiet", cwd=tmp_path).stdout == ""
     reported = command("report", out)
     assert reported.returncode == 0, reported.stderr
@@ -201,7 +202,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert f"{tmp_path / 'cut'} is saved. The same command goes on from there." in said
+    assert f"{tmp_path / 'cut'} is saved. The same command resumes it." in said
     assert not (tmp_path / "cut" / "result.json").exists()
     assert command(*words).returncode == 0
     assert command(*words[:3], tmp_path / "whole", *words[4:]).returncode == 0
@@ -221,7 +222,7 @@ def test_ctrl_c_is_heard_while_torch_is_imported(words: tuple[str, ...], tmp_pat
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 130
-    assert done.stderr == "neurogenesis: interrupted; the same command goes on from what is saved\n"
+    assert done.stderr == "neurogenesis: interrupted; the same command resumes from what is saved\n"
     assert not (tmp_path / "run").exists()
 
 
@@ -247,7 +248,7 @@ def test_it_goes_on_when_nobody_listens_any_more(words: tuple[str, ...], result:
 
 
 def test_warnings_that_nobody_hears_stop_nothing() -> None:
-    code = "from neurogenesis.experiments.saying import complain; input(); complain(1); complain(2); print('went on')"
+    code = "from neurogenesis.experiments.messages import echo_error as e; input(); e(1); e(2); print('went on')"
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", code], text=True, **streams) as process:  # type: ignore[call-overload]
         process.stderr.close()
@@ -313,7 +314,7 @@ def test_without_data_and_network_one_message_says_which_files_go_where(
     monkeypatch.chdir(tmp_path)
     assert main([*words, "--data", "data"]) == 1
     said = capsys.readouterr().err
-    assert said.count("mnist is not in data/mnist (there is no data) and cannot be fetched into it") == 1
+    assert said.count("mnist is not in data/mnist (data does not exist) and cannot be downloaded") == 1
     assert all(file.name in said for file in nowhere.files)
     assert list(tmp_path.iterdir()) == []
 

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from filelock import FileLock, Timeout
 
-from neurogenesis.experiments import sweep as sweeps
-from neurogenesis.experiments.errors import Mistake
+from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.estimates import estimate, plan
-from neurogenesis.experiments.studies import STUDIES, Study, chosen
-from neurogenesis.experiments.sweep import claim, sweep
-from neurogenesis.experiments.training import run
+from neurogenesis.experiments.progress import SweepProgress
+from neurogenesis.experiments.run import run
+from neurogenesis.experiments.studies import STUDIES, Study, select_runs
+from neurogenesis.experiments.sweep import record_study, sweep
+from neurogenesis.experiments.workers import failure_reason
 from tests.runs import assert_same_run, command, lines, tiny
 
 STUDY = ("sweep", "digits", "--seeds", "1", "--epochs", "30", "--only", "north-[rwi]*")
@@ -72,7 +73,7 @@ def test_a_sweep_cut_off_in_the_middle_and_run_again_equals_an_undisturbed_one(
     assert len(finished) < len(LABELS)
     if number != signal.SIGKILL:
         assert process.returncode == 130
-        assert "The same command goes on from there" in said
+        assert "The same command resumes it." in said
     times = {label: (tmp_path / label / "result.json").stat().st_mtime_ns for label in finished}
     done = command(*STUDY, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -98,7 +99,7 @@ def test_failed_runs_do_not_stop_the_others_and_are_listed(tmp_path: Path) -> No
     assert done.returncode == 1
     first, second = done.stderr.splitlines()
     assert first == "1 of 2 runs failed:"
-    assert second.startswith(f"  {spoilt}: {spoilt} holds a run of another configuration (strategy small there, ")
+    assert second.startswith(f"  {spoilt}: {spoilt} holds a run with other settings (strategy small there, ")
     assert (fine / "result.json").exists()
     assert json.loads((spoilt / "settings.json").read_text()) == other.record()
     shutil.rmtree(spoilt)
@@ -108,7 +109,7 @@ def test_failed_runs_do_not_stop_the_others_and_are_listed(tmp_path: Path) -> No
 def test_a_run_killed_by_the_system_is_a_failure_too(tmp_path: Path) -> None:
     killed: list[int] = []
 
-    def kill(progress: sweeps.Progress) -> None:
+    def kill(progress: SweepProgress) -> None:
         if progress.running and not killed:
             wait_until(lambda: (tmp_path / progress.running[0] / "epochs.jsonl").exists())
             (process,) = multiprocessing.active_children()
@@ -117,7 +118,7 @@ def test_a_run_killed_by_the_system_is_a_failure_too(tmp_path: Path) -> None:
             killed.append(process.pid)
 
     runs = [tiny(epochs=300, strategy="big"), tiny(strategy="small")]
-    progress = sweep(runs, tmp_path, workers=1, tell=kill)
+    progress = sweep(runs, tmp_path, workers=1, show=kill)
     assert killed
     assert progress.failed == {runs[0].label: "killed by SIGKILL"}
     assert progress.finished == [runs[1].label]
@@ -127,7 +128,7 @@ def test_a_run_killed_by_the_system_is_a_failure_too(tmp_path: Path) -> None:
 def test_a_run_killed_before_it_has_begun_can_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tiny(strategy="small")
     (tmp_path / settings.label).mkdir()
-    assert sweeps._why(tmp_path / settings.label, -signal.SIGKILL) == "killed by SIGKILL"
+    assert failure_reason(tmp_path / settings.label, -signal.SIGKILL) == "killed by SIGKILL"
     assert sweep([settings], tmp_path, workers=1).failed == {}
     assert not (tmp_path / settings.label / "failure.txt").exists()
 
@@ -146,7 +147,7 @@ def test_a_run_refused_before_its_records_begin_says_why_in_its_directory(tmp_pa
     settings = tiny(strategy="small")
     (tmp_path / settings.label).mkdir()
     (tmp_path / settings.label / "thesis.tex").write_text("mine")
-    claim(tmp_path, "digits", "", [settings])
+    record_study(tmp_path, "digits", "", [settings])
     sweep([settings], tmp_path, workers=1)
     assert "is not a run (it has thesis.tex)" in (tmp_path / settings.label / "failure.txt").read_text()
 
@@ -156,7 +157,7 @@ def test_a_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / settings.label).mkdir()
     with FileLock(tmp_path / settings.label / "lock"):
         progress = sweep([settings], tmp_path, workers=1)
-    assert "is being written by another process" in progress.failed[settings.label]
+    assert "another process is writing to" in progress.failed[settings.label]
     assert not (tmp_path / settings.label / "failure.txt").exists()
 
 
@@ -169,12 +170,12 @@ def test_the_path_of_temporary_files_may_be_long(tmp_path: Path) -> None:
 
 
 def test_seeds_given_twice_are_run_once() -> None:
-    assert len(chosen("digits", seeds=[1, 2, 1])[1]) == 2 * len(chosen("digits", seeds=[1])[1])
+    assert len(select_runs("digits", seeds=[1, 2, 1])[1]) == 2 * len(select_runs("digits", seeds=[1])[1])
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(0, 1), (1, 0), (10_000, 1), (1, 10_000)])
 def test_more_threads_than_cores_are_refused(workers: int, threads: int, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="--workers"):
+    with pytest.raises(UsageError, match="--workers"):
         sweep([tiny()], tmp_path, workers=workers, threads=threads)
     assert not list(tmp_path.iterdir())
 
@@ -192,24 +193,24 @@ def tiny_called_the_same() -> Any:
 
 
 def test_another_study_is_not_written_over(tmp_path: Path) -> None:
-    claim(tmp_path, "digits", "", [tiny()])
-    claim(tmp_path, "digits", "", [tiny(seed=2)])
+    record_study(tmp_path, "digits", "", [tiny()])
+    record_study(tmp_path, "digits", "", [tiny(seed=2)])
     assert len(json.loads((tmp_path / "study.json").read_text())["runs"]) == 2
-    with pytest.raises(Mistake, match="with other settings"):
-        claim(tmp_path, "digits", "", [tiny_called_the_same()])
-    with pytest.raises(Mistake, match="holds the study digits"):
-        claim(tmp_path, "mnist-lr", "", [tiny()])
+    with pytest.raises(UsageError, match="with other settings"):
+        record_study(tmp_path, "digits", "", [tiny_called_the_same()])
+    with pytest.raises(UsageError, match="holds the study digits"):
+        record_study(tmp_path, "mnist-lr", "", [tiny()])
 
 
 def test_parts_of_a_study_can_be_chosen() -> None:
-    _, runs = chosen("mnist-lr", seeds=[7], only=["north-select-*"])
+    _, runs = select_runs("mnist-lr", seeds=[7], only=["north-select-*"])
     assert [(settings.learning_rate, settings.seed) for settings in runs] == [
         (1e-4, 7), (3e-4, 7), (1e-3, 7), (3e-3, 7), (1e-2, 7)
     ]  # fmt: skip
-    with pytest.raises(Mistake, match="Did you mean 'mnist-lr'"):
-        chosen("mnist-lt")
-    with pytest.raises(Mistake, match="matches no run"):
-        chosen("mnist-lr", only=["nothing"])
+    with pytest.raises(UsageError, match="Did you mean 'mnist-lr'"):
+        select_runs("mnist-lt")
+    with pytest.raises(UsageError, match="matches no run"):
+        select_runs("mnist-lr", only=["nothing"])
 
 
 def test_every_figure_of_the_paper_has_its_study() -> None:
@@ -238,8 +239,8 @@ def test_a_dry_run_lists_what_is_to_be_done_and_how_long_it_takes(undisturbed: P
 
 @pytest.mark.filterwarnings("ignore")
 def test_estimates_are_those_of_finished_runs_or_of_steps(undisturbed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neurogenesis.experiments.estimates._seconds_to_begin", lambda: 5.0)
-    runs: Sequence[Any] = chosen("digits", seeds=[1, 2], epochs=30, only=["north-random-*"])[1]
+    monkeypatch.setattr("neurogenesis.experiments.estimates._startup_seconds", lambda: 5.0)
+    runs: Sequence[Any] = select_runs("digits", seeds=[1, 2], epochs=30, only=["north-random-*"])[1]
     result = json.loads((undisturbed / runs[0].label / "result.json").read_text())
     seconds = result["train_seconds"] + result["test_seconds"]
     assert estimate(runs, undisturbed, 1, "cpu") == {runs[1].label: (seconds + 5.0, seconds + 5.0)}
@@ -247,6 +248,6 @@ def test_estimates_are_those_of_finished_runs_or_of_steps(undisturbed: Path, mon
     least, most = (time - 5.0 for time in timed[runs[0].label])
     assert seconds / 20 < least <= most < seconds * 20
     assert timed[runs[0].label] == timed[runs[1].label]
-    both = chosen("digits", seeds=[1], only=["gradmax*", "big*"])[1]
+    both = select_runs("digits", seeds=[1], only=["gradmax*", "big*"])[1]
     assert [settings.strategy for settings in both] == ["gradmax", "big"]
     assert "2 of 2 runs to do, 2 at a time" in plan(runs, undisturbed / "nothing", 2, 1, "cpu")
