@@ -1,4 +1,4 @@
-"""The report: statistics by hand, reading whatever lies on disk, figures in all formats, and the page in a browser."""
+"""Reports: statistics, reading of records, figures in all formats, and the page in a browser."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_ellipse_is_the_contour_of_the_gaussian(seed: int) -> None:
     assert np.allclose(contour[0], contour[-1])
 
 
-def test_ellipses_that_are_none() -> None:
+def test_degenerate_ellipses() -> None:
     assert ellipse([1.0], [2.0]) == []
     assert {x for x, _ in ellipse([5.0, 5.0], [1.0, 3.0])} == {5.0}
     assert {y for _, y in ellipse([1.0, 3.0], [5.0, 5.0])} == {5.0}
@@ -170,7 +170,7 @@ def test_ellipses_that_are_none() -> None:
 
 @pytest.mark.parametrize("best", ["accuracy", "time"])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_front_is_what_no_other_mean_beats(seed: int, best: str) -> None:
+def test_the_front_has_the_means_that_no_other_mean_beats(seed: int, best: str) -> None:
     random = np.random.default_rng(seed)
     points = {tuple(map(int, point)) for point in random.integers(0, 7, (12, 2))}
     sign = 1 if best == "accuracy" else -1
@@ -239,7 +239,7 @@ def test_cost_leaves_the_first_step_out() -> None:
 # --- configurations ----------------------------------------------------------------------------------------
 
 
-def test_seeds_are_taken_together(tmp_path: Path) -> None:
+def test_seeds_are_grouped(tmp_path: Path) -> None:
     for seed, (accuracy, size) in enumerate([(0.97, 100), (0.98, 120), (0.96, 110)], 1):
         run = fake.write_run(tmp_path / f"run{seed}", fake.settings(strategy="gradmax", seed=seed, epochs=2))
         result = json.loads((run / "result.json").read_text())
@@ -257,7 +257,7 @@ def test_a_single_run_has_no_deviation_in_the_table(studies: Studies) -> None:
     assert not any("±" in cell.text for cell in table.rows[0])
 
 
-def test_what_follows_from_other_settings_makes_no_difference(studies: Studies) -> None:
+def test_settings_that_follow_from_others_are_ignored(studies: Studies) -> None:
     (one,) = sections_of(studies("generated"))
     assert one.varied == ["hidden", "features"]  # and not the epochs, which follow from them
 
@@ -271,7 +271,7 @@ def test_growing_settings_do_not_split_static_networks(studies: Studies) -> None
     assert all(static in some for _, some in panels(one.finished))
 
 
-def test_static_networks_of_different_sizes_are_not_taken_together(tmp_path: Path) -> None:
+def test_static_networks_of_different_sizes_are_not_grouped(tmp_path: Path) -> None:
     runs = fake.combinations(
         preset=["mnist"], strategy=["big"], maximum=[256, 784], initial=[64], seed=[1, 2], epochs=[2]
     )
@@ -300,7 +300,7 @@ def test_a_run_that_was_moved_within_its_study_is_not_missing(tmp_path: Path) ->
     }
 
 
-def test_a_run_that_failed_before_its_records_began_says_why(tmp_path: Path) -> None:
+def test_a_run_that_failed_before_it_had_a_record_says_why(tmp_path: Path) -> None:
     runs = fake.combinations(preset=["mnist"], strategy=["north-pre"], seed=[1, 2], epochs=[2])
     place = fake.write_study(tmp_path, "study", "Study", runs, absent=["north-pre-seed1"])
     (place / "north-pre-seed1").mkdir()
@@ -313,13 +313,13 @@ def test_a_run_that_failed_before_its_records_began_says_why(tmp_path: Path) -> 
     assert not records.skipped
 
 
-def test_the_ablation_of_select_is_a_strategy_of_its_own(tmp_path: Path) -> None:
+def test_the_ablation_of_select_is_a_separate_strategy(tmp_path: Path) -> None:
     runs = fake.combinations(preset=["mnist"], strategy=["north-select"], least=[False, True], seed=[1], epochs=[2])
     (one,) = sections_of(fake.write_study(tmp_path, "study", "Study", runs))
     assert [c.name for c in one.configurations] == ["NORTH-Select", "NORTH-Select, least"]
 
 
-def test_default_and_given_gamma_are_told_apart(tmp_path: Path) -> None:
+def test_default_and_given_gamma_are_distinguished(tmp_path: Path) -> None:
     runs = fake.combinations(preset=["mnist"], strategy=["north-select"], gamma=[None, 0.9], seed=[1], epochs=[2])
     (one,) = sections_of(fake.write_study(tmp_path, "study", "Study", runs))
     assert [c.label() for c in one.configurations] == ["gamma default", "gamma 0.9"]
@@ -380,7 +380,7 @@ def test_a_timeline_says_why_lines_end(strategy: str, every: int, last: int, tol
         ("trigger_cost", ["Cost of a step", "Test accuracy and", "Results", "Growth of a run"]),
     ],
 )
-def test_tables_stand_where_they_are_looked_for(kind: str, order: list[str], studies: Studies, tmp_path: Path) -> None:
+def test_tables_are_where_readers_expect_them(kind: str, order: list[str], studies: Studies, tmp_path: Path) -> None:
     text = report.write([studies(kind)], tmp_path)[0].read_text("utf-8")
     places = [text.index(f"<h3>{title}") for title in order]
     assert places == sorted(places)
@@ -433,7 +433,7 @@ def test_a_run_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert report.draw(found, tmp_path) == [tmp_path / "report.html"]
 
 
-def test_truncated_lines_are_left_out(tmp_path: Path) -> None:
+def test_truncated_lines_are_skipped(tmp_path: Path) -> None:
     run = fake.write_run(tmp_path / "run", fake.settings(epochs=2), state="unfinished")
     for name in ("steps.jsonl", "epochs.jsonl"):
         text = (run / name).read_text()
@@ -460,7 +460,7 @@ def test_truncated_lines_are_left_out(tmp_path: Path) -> None:
         ("study.json", '{"study": 1, "runs": {"a": 3}}'),
     ],
 )
-def test_broken_files_are_left_out_and_named(name: str, content: str, tmp_path: Path) -> None:
+def test_damaged_files_are_skipped_and_named(name: str, content: str, tmp_path: Path) -> None:
     fake.write_run(tmp_path / "good", fake.settings(epochs=2))
     broken = fake.write_run(tmp_path / "broken", fake.settings(seed=2, epochs=2))
     (broken / name).write_text(content)
@@ -471,7 +471,7 @@ def test_broken_files_are_left_out_and_named(name: str, content: str, tmp_path: 
     assert all(figures(one, Palette.of(["north-select"])) for one in sections)
 
 
-def test_foreign_files_and_directories_are_left_out(tmp_path: Path) -> None:
+def test_foreign_files_and_directories_are_skipped(tmp_path: Path) -> None:
     fake.write_run(tmp_path / "runs" / "good", fake.settings(epochs=2))
     (tmp_path / "runs" / "notes.txt").write_text("to do")
     (tmp_path / "runs" / "report.html").write_text("an earlier report")
@@ -492,16 +492,16 @@ def test_foreign_files_and_directories_are_left_out(tmp_path: Path) -> None:
     assert all(str(one.path) in text and one.reason in text for one in found.skipped)
 
 
-def test_a_foreign_settings_file_above_runs_is_passed_by(tmp_path: Path) -> None:
+def test_a_foreign_settings_file_above_runs_is_ignored(tmp_path: Path) -> None:
     fake.write_json(tmp_path / "settings.json", {"editor.fontSize": 12})
     fake.write_run(tmp_path / "good", fake.settings(epochs=2))
     assert [run.path.name for run in report.read([tmp_path]).runs] == ["good"]
 
 
-def test_runs_of_a_preset_that_nobody_knows_are_drawn(tmp_path: Path) -> None:
-    fake.write_run(tmp_path / "run", fake.settings("of-my-own", "my-strategy", epochs=2))
+def test_runs_of_an_unknown_preset_are_drawn(tmp_path: Path) -> None:
+    fake.write_run(tmp_path / "run", fake.settings("my-preset", "my-strategy", epochs=2))
     (one,) = sections_of(tmp_path)
-    assert one.title == "my-strategy on of-my-own" and "timeline" in names_of(one)
+    assert one.title == "my-strategy on my-preset" and "timeline" in names_of(one)
 
 
 def test_diverged_runs_are_drawn(tmp_path: Path) -> None:
@@ -547,7 +547,7 @@ def test_many_missing_runs_are_counted_and_failed_ones_still_named(tmp_path: Pat
     assert missing_note(one.configurations) == "8 of 9 runs are not shown: 1 failed (NORTH-Pre seed 2), 7 missing"
 
 
-def test_only_unfinished_runs_still_show_what_there_is(tmp_path: Path) -> None:
+def test_unfinished_runs_have_a_timeline(tmp_path: Path) -> None:
     fake.write_run(tmp_path / "run", fake.settings(epochs=4), state="unfinished")
     (one,) = sections_of(tmp_path)
     assert names_of(one) == ["timeline"]
@@ -631,7 +631,7 @@ def test_figures_of_a_page_are_those_of_the_files(studies: Studies, page: Path) 
 MALICIOUS = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 
-def test_page_is_whole_and_loads_nothing(page: Path) -> None:
+def test_the_page_is_complete_and_loads_nothing(page: Path) -> None:
     text = page.read_text("utf-8")
     assert not re.search(r"""(src|href)\s*=\s*["']?\s*(https?:)?//""", text)
     assert "@import" not in text and not re.search(r"url\(\s*['\"]?http", text)
@@ -639,7 +639,7 @@ def test_page_is_whole_and_loads_nothing(page: Path) -> None:
     assert text.count("<script") == text.count("</script>") == 3
 
 
-def test_the_page_says_where_runs_took_place(studies: Studies, tmp_path: Path) -> None:
+def test_the_page_shows_the_environment(studies: Studies, tmp_path: Path) -> None:
     (path,) = report.write([studies("one_run")], tmp_path)
     footer = path.read_text("utf-8").partition("<footer>")[2].partition("</footer>")[0]
     for name, value in (("commit", "0123abc"), ("torch", "2.13.0"), ("threads", "1, 2")):
@@ -672,7 +672,7 @@ def page(studies: Studies, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report.write([studies("dynamic")], tmp_path_factory.mktemp("page"))[0]
 
 
-PATIENCE = 300_000  # milliseconds that a busy machine may take for anything
+TIMEOUT = 300_000  # milliseconds, enough for a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -683,31 +683,31 @@ def browser() -> Iterator[Any]:
         pytest.skip("no browser test: there is no chromium on the path")
     with api.sync_playwright() as driver:
         options = ["--no-sandbox", "--disable-gpu"]
-        launched = driver.chromium.launch(executable_path=found, args=options, timeout=PATIENCE)
+        launched = driver.chromium.launch(executable_path=found, args=options, timeout=TIMEOUT)
         yield launched
         launched.close()
 
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Callable[[Path], Any]]:
-    """Open a page; at the end it must have loaded nothing and said nothing."""
+    """Open a page; it must not load or log anything."""
     context = browser.new_context(viewport={"width": 1200, "height": 900})
-    context.set_default_timeout(PATIENCE)
-    said: list[str] = []
+    context.set_default_timeout(TIMEOUT)
+    logged: list[str] = []
 
     def open_page(path: Path) -> Any:
         tab = context.new_page()
-        tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-        tab.on("request", lambda request: said.append(request.url) if request.url.startswith("http") else None)
+        tab.on("console", lambda message: logged.append(f"{message.type}: {message.text}"))
+        tab.on("pageerror", lambda error: logged.append(str(error)))
+        tab.on("dialog", lambda dialog: (logged.append(dialog.message), dialog.dismiss()))
+        tab.on("request", lambda request: logged.append(request.url) if request.url.startswith("http") else None)
         tab.goto(path.resolve().as_uri())
         tab.wait_for_selector("html[data-drawn]")
         return tab
 
     yield open_page
     context.close()
-    assert not said
+    assert not logged
 
 
 DRAWN = """(colour) => Object.fromEntries([...document.querySelectorAll(".chart")].map((chart) => [
@@ -746,7 +746,7 @@ def test_a_click_on_a_legend_hides_and_shows(page: Path, opened: Callable[[Path]
     tab.wait_for_function(f"JSON.stringify(({DRAWN})('{select}')) === '{json.dumps(before, separators=(',', ':'))}'")
 
 
-def test_hiding_all_brings_all_back(page: Path, opened: Callable[[Path], Any]) -> None:
+def test_hiding_all_shows_all_again(page: Path, opened: Callable[[Path], Any]) -> None:
     tab = opened(page)
     before = tab.evaluate(DRAWN, None)
     entries = tab.locator(".chart").first.locator(".role-legend-label text")
@@ -781,7 +781,7 @@ def test_tables_are_sorted_by_a_click(page: Path, opened: Callable[[Path], Any])
     assert column() == sorted(column(), reverse=True)
 
 
-def test_nothing_of_the_records_is_run(opened: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_records_cannot_run_code(opened: Callable[[Path], Any], tmp_path: Path) -> None:
     for seed in (1, 2):
         fake.write_run(tmp_path / "runs" / str(seed), fake.settings("mnist", MALICIOUS, seed=seed, epochs=3))
     fake.write_run(tmp_path / "runs" / "small", fake.settings("mnist", "small", epochs=3))

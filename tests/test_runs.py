@@ -1,4 +1,4 @@
-"""A run: what its settings mean, what it records, and that a cut-off run ends as if it had not been cut off."""
+"""Runs: what settings mean, what is recorded, and that an interrupted run ends like an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from neurogenesis.experiments.building import build_data, build_network, build_s
 from neurogenesis.experiments.data import Data
 from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.models import mlp
+from neurogenesis.experiments.parsing import to_json
 from neurogenesis.experiments.presets import PRESETS, default_gamma, settings_from
 from neurogenesis.experiments.progress import NoDisplay
-from neurogenesis.experiments.record import Environment, Epoch, Result, Step, to_json
+from neurogenesis.experiments.record import Environment, Epoch, Result, Step
 from neurogenesis.experiments.run import run
 from neurogenesis.experiments.settings import Convolutional, Dense
 from neurogenesis.experiments.signals import Interrupted
@@ -77,7 +78,7 @@ def test_settings_come_back_from_their_record(name: str) -> None:
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_runs_of_a_study_have_names_of_their_own(study: str) -> None:
+def test_runs_of_a_study_have_unique_names(study: str) -> None:
     runs = list(STUDIES[study].runs())
     assert len({settings.label for settings in runs}) == len(runs)
     assert len(runs) == len(set(map(str, runs)))
@@ -198,7 +199,7 @@ def test_schedules_end_at_the_medium_size(schedule: Any, tmp_path: Path) -> None
     assert max(grown) <= 18  # of 24: the first three quarters
 
 
-def test_a_held_out_part_is_not_trained_on(tmp_path: Path) -> None:
+def test_held_out_samples_are_not_trained_on(tmp_path: Path) -> None:
     settings = tiny(holdout=0.5)
     whole, part = build_data(tiny(), None), build_data(settings, None)
     assert len(part.train[0]) == len(part.test[0]) == len(whole.train[0]) // 2
@@ -219,28 +220,28 @@ CASES = {
 
 
 class Stop(NoDisplay):
-    """Does something at a step."""
+    """Calls a function at a step."""
 
-    def __init__(self, step: int, what: Any):
-        self.step, self.what = step, what
+    def __init__(self, step: int, action: Any):
+        self.step, self.action = step, action
 
     def on_step(self, step: Step) -> None:
         if step.step == self.step:
-            self.what()
+            self.action()
 
 
 def fail() -> None:
-    raise RuntimeError("the roof came down")
+    raise RuntimeError("a planned failure")
 
 
 @pytest.mark.filterwarnings("ignore:.*fewer|.*kernel")
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_that_failed_goes_on_from_its_last_epoch_to_the_same_end(case: str, tmp_path: Path) -> None:
+def test_a_failed_run_resumes_from_its_last_epoch_and_ends_the_same(case: str, tmp_path: Path) -> None:
     settings = CASES[case]
     run(settings, tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="the roof"):
+    with pytest.raises(RuntimeError, match="a planned failure"):
         run(settings, tmp_path / "cut", display=Stop(9, fail))
-    assert "the roof came down" in (tmp_path / "cut" / "failure.txt").read_text()
+    assert "a planned failure" in (tmp_path / "cut" / "failure.txt").read_text()
     run(settings, tmp_path / "cut")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     assert not (tmp_path / "cut" / "failure.txt").exists()
@@ -269,7 +270,7 @@ def test_ages_are_kept_with_a_run_unless_they_are_switched_off(ages: bool, tmp_p
 
 @pytest.mark.parametrize("step", [1, 6, 8, 18])  # the last two of an epoch are at its end
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_is_saved_and_goes_on_to_the_same_end(step: int, number: int, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_saved_resumes_and_ends_the_same(step: int, number: int, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "whole")
 
     def interrupt() -> None:
@@ -288,8 +289,8 @@ def test_an_interrupted_run_is_saved_and_goes_on_to_the_same_end(step: int, numb
 
 @pytest.mark.parametrize("how", ["missing", "short"])
 @pytest.mark.parametrize("name", ["steps.jsonl", "epochs.jsonl"])
-def test_records_that_have_lost_lines_are_not_gone_on_with(name: str, how: str, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="the roof"):
+def test_a_run_whose_record_has_lost_lines_is_not_resumed(name: str, how: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a planned failure"):
         run(tiny(), tmp_path, display=Stop(9, fail))
     if how == "missing":
         (tmp_path / name).unlink()
@@ -301,16 +302,16 @@ def test_records_that_have_lost_lines_are_not_gone_on_with(name: str, how: str, 
 
 
 @pytest.mark.parametrize("left", ["settings.json.part", "failure.txt", "log.txt", "lock"])
-def test_a_directory_that_was_never_claimed_can_be_claimed(left: str, tmp_path: Path) -> None:
+def test_a_directory_without_settings_can_be_used(left: str, tmp_path: Path) -> None:
     (tmp_path / left).write_text("")
     run(tiny(), tmp_path)
     assert not (tmp_path / "failure.txt").exists()
 
 
 @pytest.mark.parametrize("torn", ["lines", "checkpoint"])
-def test_what_a_kill_leaves_half_written_is_done_again(torn: str, tmp_path: Path) -> None:
+def test_what_a_kill_leaves_incomplete_is_repeated(torn: str, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="the roof"):
+    with pytest.raises(RuntimeError, match="a planned failure"):
         run(tiny(), tmp_path / "cut", display=Stop(9, fail))
     if torn == "lines":  # killed after the lines of an epoch were written, or some of them
         with (tmp_path / "cut" / "steps.jsonl").open("a") as file:
@@ -337,15 +338,15 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path
     assert records(tmp_path / "a")["steps.jsonl"] != records(tmp_path / "c")["steps.jsonl"]
 
 
-def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
+def test_every_epoch_and_every_seed_has_its_own_order() -> None:
     orders = [tuple(sample_order(100, seed, epoch).tolist()) for seed in (-1, 0, 1, 2, 2**70) for epoch in (1, 2, 3)]
     assert len(set(orders)) == len(orders)
     assert all(sorted(each) == list(range(100)) for each in orders)
     assert tuple(sample_order(100, 1, 2).tolist()) in orders
 
 
-def test_another_place_is_noted_when_a_run_goes_on_there(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="the roof"):
+def test_a_change_of_environment_is_recorded(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a planned failure"):
         run(tiny(), tmp_path, threads=2, display=Stop(9, fail))
     with pytest.warns(UserWarning, match="threads 2 before, 1 now"):
         run(tiny(), tmp_path, threads=1)
@@ -353,7 +354,7 @@ def test_another_place_is_noted_when_a_run_goes_on_there(tmp_path: Path) -> None
     assert environment["threads"] == 1 and environment["earlier"][0]["threads"] == 2
 
 
-def test_torch_keeps_its_threads(tmp_path: Path) -> None:
+def test_the_number_of_threads_is_restored(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     run(tiny(), tmp_path, threads=before + 1)
     assert torch.get_num_threads() == before
@@ -372,7 +373,7 @@ def test_the_checkpoint_holds_the_network_that_was_tested(tmp_path: Path) -> Non
 # --- directories that cannot be used ------------------------------------------------------------------------
 
 
-def test_a_directory_of_another_configuration_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_with_other_settings_is_left_alone(tmp_path: Path) -> None:
     run(tiny(), tmp_path)
     before = records(tmp_path)
     with pytest.raises(UsageError, match=r"other settings \(strategy north-select there, north-pre here\)"):
@@ -387,7 +388,7 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "settings.json").exists()
 
 
-def test_a_result_of_something_else_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_result_without_settings_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{}")
     with pytest.raises(UsageError, match=r"is not a run \(it has result.json and no settings.json\)"):
         run(tiny(), tmp_path)
@@ -405,17 +406,17 @@ def test_two_processes_do_not_write_the_same_run(tmp_path: Path) -> None:
         run(tiny(), tmp_path)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=re.escape(f"cannot write to {tmp_path / 'file' / 'run'}: Not a directory")):
         run(tiny(), tmp_path / "file" / "run")
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("settings.json", b"{spoilt"), ("settings.json", b"[]"), ("checkpoint.pt", b"{spoilt")]
+    ("name", "content"), [("settings.json", b"{damaged"), ("settings.json", b"[]"), ("checkpoint.pt", b"{damaged")]
 )
-def test_a_spoilt_run_is_named(name: str, content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="the roof"):
+def test_a_damaged_run_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a planned failure"):
         run(tiny(), tmp_path, display=Stop(9, fail))
     (tmp_path / name).write_bytes(content)
     place = re.escape(str(tmp_path))
@@ -423,7 +424,7 @@ def test_a_spoilt_run_is_named(name: str, content: bytes, tmp_path: Path) -> Non
         run(tiny(), tmp_path)
 
 
-def test_training_that_diverges_says_so(tmp_path: Path) -> None:
+def test_divergence_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the loss is .* training diverged"):
         run(tiny(strategy="big", learning_rate=1e12, epochs=20), tmp_path)
     (why,) = (tmp_path / "failure.txt").read_text().splitlines()
@@ -451,14 +452,14 @@ def test_a_strategy_that_is_not_for_the_network_is_refused_before_anything_is_wr
 @needs("cifar10")
 @pytest.mark.parametrize("preset", ["vgg11-cifar10-small", "wrn28-cifar10-small"])
 @pytest.mark.filterwarnings("ignore:widths with more neurons than samples")
-def test_convolutional_networks_grow_on_cifar_and_can_be_cut_off(preset: str, tmp_path: Path) -> None:
+def test_convolutional_networks_grow_on_cifar_and_can_be_resumed(preset: str, tmp_path: Path) -> None:
     made: Any = PRESETS[preset]
     settings = made(epochs=2, images=96, test_images=32, batch=32, buffer=32, strategy="north-random", gamma=0.5)
     assert isinstance(settings, Convolutional)
     result = run(settings, tmp_path / "whole", root=ROOT, threads=1)
     assert set(result.widths) == set(result.standard_widths)
     assert any(size > result.initial_widths[width] for width, size in result.widths.items())
-    with pytest.raises(RuntimeError, match="the roof"):
+    with pytest.raises(RuntimeError, match="a planned failure"):
         run(settings, tmp_path / "cut", root=ROOT, threads=1, display=Stop(5, fail))
     run(settings, tmp_path / "cut", root=ROOT, threads=1)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")

@@ -8,6 +8,7 @@
 `models`            networks
 `building`          from settings to data, network and strategy
 `record`            the files and fields of a run's record
+`parsing`           records to and from JSON
 `run_directory`     writes the record, and resumes from it
 `training`          the training loop
 `run`               one run

@@ -60,7 +60,7 @@ def widths_of(settings: Settings, size: float) -> dict[str, int]:
 
 
 def build_strategy(settings: Settings, steps: int) -> ng.Strategy:
-    """The strategy with the schedule, metric and factors of the settings, for a training of so many steps.
+    """The strategy with the schedule, metric and factors of the settings, for a training of `steps` gradient steps.
 
     Raises UsageError if a setting that is not the default has no effect.
     """

@@ -15,17 +15,15 @@ tensorboard/        scalars for TensorBoard, if requested
 
 A sweep's directory has `study.json` (a `StudyRecord`), a lock, and a directory for each run.
 
-Each record is declared here once, for the code that writes it and the report that reads it. `parse` ignores fields that
-it does not know. Fields with a default may be missing, in files of other versions.
+Each record is declared here once, for the code that writes it and the report that reads it; `parsing` converts it to
+and from JSON. Fields with a default may be missing in files of other versions.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
-from typing import Any, TypeVar, get_type_hints
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from .presets import DEFAULTS, NAMES
 
@@ -52,7 +50,6 @@ Sizes = Mapping[str, int]
 """Numbers of neurons by width."""
 Measurements = Mapping[str, float]
 """Measured values by width."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,76 +226,3 @@ class RecordedSettings(Mapping[str, Any]):
     def convolutional(self) -> bool:
         """Whether the network has convolutions: only presets of such networks have this setting."""
         return NAMES.images in self._values
-
-
-def to_json(record: Any) -> dict[str, Any]:
-    """The fields of a record as a JSON object; empty tuples are left out."""
-    return {name: value for name, value in vars(record).items() if value != ()}
-
-
-def parse(kind: type[T], content: Any) -> T:
-    """A record from its JSON object. Optional fields may be missing, null or not finite.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError, OverflowError: the content is not such a record.
-
-    Example:
-        >>> parse(Step, {"step": 3, "widths": {"hidden1": 8}, "loss": float("nan")}).widths
-        {'hidden1': 8}
-    """
-    values, given = {}, dict(content)
-    for name, required, convert in _converters(kind):  # type: ignore[arg-type]  # types are hashable
-        if required or given.get(name) is not None:
-            value = convert(given[name])
-            if required or value is not None:
-                values[name] = value
-    return kind(**values)
-
-
-@cache
-def _converters(kind: Any) -> list[tuple[str, bool, Callable[[Any], Any]]]:
-    """Of each field its name, whether it is required, and what converts its value."""
-    types = get_type_hints(kind)
-    found = []
-    for one in fields(kind):
-        required = one.default is MISSING and one.default_factory is MISSING
-        convert = finite if types[one.name] is float and not required else _CONVERTERS.get(types[one.name], _as_is)
-        found.append((one.name, required, convert))
-    return found
-
-
-def finite(value: Any) -> float | None:
-    """A number, or None if it is missing or not finite, like the loss of a diverged run."""
-    number = float(value) if value is not None else math.nan
-    return number if math.isfinite(number) else None
-
-
-def _number(value: Any) -> float:
-    number = finite(value)
-    if number is None:
-        raise ValueError(f"{value!r} is not a finite number")
-    return number
-
-
-def _sizes(value: Any) -> dict[str, int]:
-    return {str(name): int(size) for name, size in value.items()}
-
-
-def _measurements(value: Any) -> dict[str, float]:
-    numbers = ((str(name), finite(number)) for name, number in value.items())
-    return {name: number for name, number in numbers if number is not None}
-
-
-def _as_is(value: Any) -> Any:
-    return value
-
-
-_CONVERTERS: dict[Any, Callable[[Any], Any]] = {
-    int: int,
-    str: str,
-    float: _number,
-    float | None: finite,
-    Sizes: _sizes,
-    Sizes | None: lambda value: _sizes(value) if value else None,
-    Measurements: _measurements,
-}

@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from .errors import UsageError
 from .files import damaged, read_json, replace_file, write_json, writing_to
+from .parsing import INVALID, parse, to_json
 from .record import (
     CHECKPOINT_FILE,
     ENVIRONMENT_FILE,
@@ -36,15 +37,13 @@ from .record import (
     Epoch,
     Result,
     Step,
-    parse,
-    to_json,
 )
 
 _FILES = {Step: STEPS_FILE, Epoch: EPOCHS_FILE}
 
 
 class RunDirectory:
-    """Writes the record of one run; holds a lock on the directory meanwhile."""
+    """Writes the record of one run; `locked` keeps other processes out."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -170,7 +169,7 @@ def read_result(directory: Path) -> Result | None:
         return None
     try:
         return parse(Result, content)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except INVALID as error:
         raise damaged(path, f"is not the result of a run ({type(error).__name__}: {error})") from error
 
 

@@ -13,8 +13,9 @@ from filelock import FileLock
 
 from .errors import UsageError
 from .files import damaged, read_json, write_json, writing_to
+from .parsing import INVALID, parse, to_json
 from .progress import SweepProgress
-from .record import FAILURE_FILE, LOCK_FILE, SETTINGS_FILE, STUDY_FILE, Result, StudyRecord, parse, to_json
+from .record import FAILURE_FILE, LOCK_FILE, SETTINGS_FILE, STUDY_FILE, Result, StudyRecord
 from .run_directory import read_result
 from .settings import Settings
 from .signals import sigterm_as_ctrl_c
@@ -43,8 +44,8 @@ def record_study(out: Path, name: str, title: str, runs: Sequence[Settings]) -> 
         content = read_json(path)
         try:
             present = StudyRecord(study=name, title=title, runs={}) if content is None else parse(StudyRecord, content)
-        except KeyError as error:
-            raise damaged(path, f"has no {error}") from None
+        except INVALID as error:
+            raise damaged(path, f"is not the record of a study ({type(error).__name__}: {error})") from None
         if present.study != name:
             raise UsageError(f"{out} holds the study {present.study}: choose another --out, or delete it")
         records = {settings.label: settings.record() for settings in runs}

@@ -91,7 +91,7 @@ def _ignoring_ctrl_c() -> Iterator[None]:
 
 
 def failure_reason(directory: Path, code: int) -> str:
-    """Why a run failed, in one line; written to its directory if the run could not do so itself."""
+    """Why a run failed, in one line; written to its directory if the run did not do that itself."""
     failure, log = directory / FAILURE_FILE, directory / LOG_FILE
     if failure.exists():
         return failure.read_text("utf-8", "replace").strip().splitlines()[-1]

@@ -48,7 +48,7 @@ def needs_log_axis(values: Iterable[float]) -> bool:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit for times up to so many seconds, and its number of seconds.
+    """The unit for times up to this many seconds, and its length in seconds.
 
     Example:
         >>> time_unit(1200)

@@ -15,8 +15,9 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from ..experiments.parsing import to_json
 from ..experiments.presets import NAMES
-from ..experiments.record import Environment, to_json
+from ..experiments.record import Environment
 from .figures import Figure, Palette
 from .figures.figure import Data, Row
 from .names import format_value, heading

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..experiments.errors import UsageError
+from ..experiments.parsing import INVALID, parse
 from ..experiments.record import (
     ENVIRONMENT_FILE,
     EPOCHS_FILE,
@@ -26,7 +27,6 @@ from ..experiments.record import (
     Sizes,
     Step,
     StudyRecord,
-    parse,
 )
 from .runs import STATES, Found, Run, Skipped, State, Study
 from .steps import StepSummary, summarize
@@ -36,7 +36,6 @@ T = TypeVar("T")
 _FILES = set(REPORTED_FILES)
 _PICTURES = (".html", ".png", ".svg", ".pdf")  # reports, which are often in the directories of runs
 _POINTS, _ALL_POINTS = 400, 100_000  # per width, and in the whole report
-_INVALID = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 _NOT_A_RUN = "contains no record of a run"
 
 
@@ -193,7 +192,7 @@ class _Reader:
             self.skip(path, "is not valid JSON, or incomplete")
         except KeyError as error:
             self.skip(path, f"has no {error}")
-        except _INVALID as error:
+        except INVALID as error:
             self.skip(path, f"does not have the expected content ({error})")
         return None
 
@@ -207,7 +206,7 @@ class _Reader:
                 for number, line in enumerate(file, 1):
                     try:
                         yield parse(kind, json.loads(line))
-                    except _INVALID:
+                    except INVALID:
                         invalid.append(number)
         except OSError as error:
             self.skip(path, f"cannot be read: {error.strerror}")

@@ -13,7 +13,7 @@ from .sections import Configuration, Section
 from .statistics import Statistic, statistic
 from .steps import Cost
 
-_FEW = 3  # so many layers have a column each
+_FEW = 3  # up to this many layers have a column each
 
 
 @dataclass(frozen=True)

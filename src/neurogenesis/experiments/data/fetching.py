@@ -88,7 +88,7 @@ def _download(name: str, directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / LOCK), _removing_on_failure(directory, created):
-            missing = _missing(source, directory)  # again: another process may have downloaded them meanwhile
+            missing = _missing(source, directory)  # again: another process may have downloaded them since
             if missing and source.archive:
                 _download_archive(pooch, source, source.archive, missing, directory)
             else:

@@ -132,7 +132,7 @@ def _rule(run: Run) -> str:
         return ""
     of_weights = strategy == "north-weight"
     orthogonality = not of_weights and settings.metric == "orthogonality"
-    metric = "1 minus the orthogonality gap" if orthogonality else "effective dimension per neuron"
+    metric = "orthogonality (1 minus the gap)" if orthogonality else "effective dimension per neuron"
     measured = {"north-weight": "weights", "north-integrated": "activations, scaled by the outgoing weights,"}
     baseline = "the largest value so far" if settings.convolutional and not of_weights else "its value before training"
     gamma = settings.gamma or default_gamma(strategy, settings.convolutional)

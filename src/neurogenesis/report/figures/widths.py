@@ -26,7 +26,7 @@ from .style import (
     tooltip,
 )
 
-_FEW = 3  # so many layers are drawn one by one, and so many variants leave room for charts of the end
+_FEW = 3  # up to this many layers are drawn one by one, and variants leave room for charts of the end
 _MOST_MOMENTS = 100  # per line
 _MOST_ROWS = 6000  # per figure
 _NEURONS = alt.Scale(zero=True, nice=True)
@@ -165,7 +165,7 @@ class _Clock:
         self._x = alt.X(f"{self.unit}:Q", title=title, scale=alt.Scale(nice=False))
 
     def axis(self, width: int) -> alt.X:
-        """The axis of a chart so many pixels wide."""
+        """The axis of a chart of this width in pixels."""
         return self._x.axis(alt.Axis(tickCount=width // 55))
 
     def time(self, run: Run, fraction: float) -> float:
@@ -175,7 +175,7 @@ class _Clock:
 
 
 def _moments(lines: int) -> int:
-    """How many moments of each line to draw, in a figure of so many lines."""
+    """The number of moments to draw of each line, by the number of lines in the figure."""
     return max(30, min(_MOST_MOMENTS, _MOST_ROWS // lines))
 
 
