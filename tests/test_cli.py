@@ -17,6 +17,7 @@ from neurogenesis.cli import main
 from neurogenesis.cli.widths import python_value
 from neurogenesis.experiments.data import SOURCES
 from neurogenesis.experiments.presets import PRESETS
+from neurogenesis.strategies import STRATEGIES
 from tests import fake_runs as fake
 from tests.runs import assert_same_run, command, lines
 
@@ -107,6 +108,7 @@ def test_help_is_quick() -> None:
         ("neurogenesis.Grower", OPTIONAL),
         ("neurogenesis.cli.main", ["torch", "neurogenesis.report", *set(OPTIONAL) - {"cyclopts", "rich"}]),
         ("neurogenesis.experiments.run.run", ["neurogenesis.report", *OPTIONAL]),
+        ("neurogenesis.report.write", ["torch"]),
     ],
 )
 def test_importing_takes_only_what_is_needed(name: str, absent: list[str]) -> None:
@@ -131,6 +133,12 @@ def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.Cap
         assert f" {option} " in shown, option
     explained = [line for line in shown.splitlines() if " --" in line]
     assert all(re.search(r"--\S+( \S+)*  +\S", line) or "--no-least" in line for line in explained), shown
+
+
+def test_help_names_every_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "digits", "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(name in shown for name in STRATEGIES if name != "static")
 
 
 @pytest.mark.parametrize(

@@ -454,6 +454,7 @@ def test_truncated_lines_are_skipped(tmp_path: Path) -> None:
         ("result.json", '{"accuracy": NaN}'),
         ("result.json", '{"accuracy": 0.9, "parameters": Infinity}'),
         ("environment.json", "7"),
+        ("environment.json", '{"earlier": 7}'),
         ("epochs.jsonl", '{"epoch": Infinity}\n7\nnull\n\n'),
         ("steps.jsonl", '{"step": 1, "widths": 3}\n"\n'),
         ("steps.jsonl", "\x00\x01"),

@@ -135,6 +135,11 @@ def test_settings_reach_trigger_and_initialization() -> None:
     assert scheduled.initialization == ng.initializations.NeST()
 
 
+@pytest.mark.parametrize("strategy", GROWING)
+def test_defaults_are_those_of_the_strategies(strategy: str) -> None:
+    assert build_strategy(PRESETS["mnist"](strategy=strategy), 10) == ng.strategies.strategy(strategy)
+
+
 @pytest.mark.parametrize("strategy", ["north-random", "north-integrated", "north-weight"])
 def test_default_gammas_are_those_of_the_triggers(strategy: str) -> None:
     trigger: Any = ng.strategies.strategy(strategy).trigger

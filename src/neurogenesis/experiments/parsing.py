@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
@@ -74,6 +74,10 @@ def _measurements(value: Any) -> dict[str, float]:
     return {name: number for name, number in numbers if number is not None}
 
 
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [dict(each) for each in value]
+
+
 def _as_is(value: Any) -> Any:
     return value
 
@@ -86,4 +90,5 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     Sizes: _sizes,
     Sizes | None: lambda value: _sizes(value) if value else None,
     Measurements: _measurements,
+    Sequence[Mapping[str, Any]]: _objects,
 }

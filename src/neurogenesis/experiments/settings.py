@@ -3,8 +3,7 @@
 The help of an option is the string below it. Nothing here imports torch: the command's help must be quick.
 """
 
-from __future__ import annotations
-
+# Annotations are evaluated here, not postponed: cyclopts reads those of presets, in whose module names may be missing.
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal

@@ -9,13 +9,12 @@ from typing import Any
 from ..experiments.presets import NAMES
 from ..experiments.record import RecordedSettings
 from ..experiments.settings import STATIC
+from ..experiments.studies import GROWING
 
-STRATEGY_ORDER = (
-    "north-select", "north-select-least", "north-pre", "north-random", "north-weight", "north-integrated",
-    "gradmax", "firefly", "nest",
-)  # fmt: skip
+_ABLATION = f"north-select-{NAMES.least}"
+STRATEGY_ORDER = ("north-select", _ABLATION, *(name for name in GROWING if name != "north-select"))
 _DISPLAYED = {
-    "north-select-least": "NORTH-Select, least",
+    _ABLATION: "NORTH-Select, least",
     "gradmax": "GradMax", "firefly": "Firefly", "nest": "NeST",
     "small": "Small static", "medium": "Medium static", "big": "Big static",
     "effective_dimension": "effective dimension",

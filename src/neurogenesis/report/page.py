@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from html import escape
@@ -203,9 +203,8 @@ def _flat(environment: Environment | None) -> Iterator[tuple[str, str]]:
     """Names and values of all environments of a run, including earlier ones."""
     if environment is None:
         return
-    places = [to_json(replace(environment, earlier=())), *environment.earlier]
-    for place in places:
-        for name, value in place.items() if isinstance(place, Mapping) else ():
+    for place in (to_json(replace(environment, earlier=())), *environment.earlier):
+        for name, value in place.items():
             if value is not None:
                 yield str(name), str(value)
 
