@@ -1,10 +1,10 @@
-"""What the experiments' training loop costs: its steps, with records and progress, against bare ones.
+"""The cost of the experiments' training loop: its steps, with records and progress bar, against bare ones.
 
     python -m benchmarks.loop [--json] [--rounds N]
 
-Static networks of the presets, so that nothing grows. Bare steps (batch, forward, backward, optimizer) and those of the
-loop alternate in one run, on data of the preset's shape; the ratio of their medians is printed, with a checkpoint per
-epoch shared out among its steps and without.
+The networks are static. Bare steps (batch, forward, backward, optimizer) and steps of the loop alternate, on data of
+the preset's shape. Printed is the ratio of their medians, without checkpoints, and with one per epoch that is divided
+among the epoch's steps.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from neurogenesis.experiments.data import Data
-from neurogenesis.experiments.estimates import SHAPES
-from neurogenesis.experiments.presets import PRESETS, Settings
-from neurogenesis.experiments.records import Records
-from neurogenesis.experiments.training import beginning, gradient_step, order
-from neurogenesis.experiments.watchers import Bar
+from neurogenesis.experiments.data import SHAPES, Data
+from neurogenesis.experiments.presets import PRESETS
+from neurogenesis.experiments.progress import Bar
+from neurogenesis.experiments.run_directory import RunDirectory
+from neurogenesis.experiments.settings import Settings
+from neurogenesis.experiments.training import gradient_step, sample_order, start_training
 
 CASES = {
     "mnist, 64-64": PRESETS["mnist"](strategy="small"),
@@ -35,24 +35,24 @@ CASES = {
     "mnist, 784-784": PRESETS["mnist"](strategy="big"),
     "VGG-11 / 4": PRESETS["vgg11-cifar10"](strategy="small"),
 }
-BAR = 1.05
+LIMIT = 1.05  # of the ratio
 
 
 def measure(settings: Settings, rounds: int, directory: Path) -> dict[str, float]:
     """Ratios of the loop's steps to bare ones."""
     samples, shape, classes = SHAPES[settings.data]
-    steps_of_epoch = -(-samples // settings.batch)
+    steps_per_epoch = -(-samples // settings.batch)
     samples = min(samples, 16 * settings.batch)
     x, y = torch.rand(samples, *shape), torch.randint(classes, (samples,))
     data, device = Data((x, y), (x, y), classes), torch.device("cpu")
-    ours, bare = (beginning(settings, data, device) for _ in range(2))
-    records, watcher = Records(directory), Bar()
-    watcher.started(settings, rounds, 0)
+    ours, bare = (start_training(settings, data, device) for _ in range(2))
+    run_directory, display = RunDirectory(directory), Bar()
+    display.on_start(settings, rounds, 0)
 
-    def step(batch: torch.Tensor) -> None:
-        line = {"epoch": 1, **gradient_step(ours, x[batch], y[batch])}
-        records.add("steps.jsonl", line)
-        watcher.stepped(line)
+    def loop_step(batch: torch.Tensor) -> None:
+        step = gradient_step(ours, x[batch], y[batch], epoch=1)
+        run_directory.add(step)
+        display.on_step(step)
 
     def bare_step(batch: torch.Tensor) -> None:
         loss = nn.functional.cross_entropy(bare.model(x[batch]), y[batch])
@@ -62,8 +62,8 @@ def measure(settings: Settings, rounds: int, directory: Path) -> dict[str, float
         if bare.decay is not None:
             bare.decay.step()
 
-    times: dict[Any, list[float]] = {step: [], bare_step: []}
-    batches = order(samples, 1, 1).split(settings.batch)  # type: ignore[no-untyped-call]
+    times: dict[Any, list[float]] = {loop_step: [], bare_step: []}
+    batches = sample_order(samples, 1, 1).split(settings.batch)  # type: ignore[no-untyped-call]
     for number in range(rounds + 3):
         for each in times:
             started = time.perf_counter()
@@ -71,9 +71,9 @@ def measure(settings: Settings, rounds: int, directory: Path) -> dict[str, float
             if number >= 3:
                 times[each].append(time.perf_counter() - started)
     started = time.perf_counter()
-    records.save(ours.state())
-    saving = (time.perf_counter() - started) / steps_of_epoch
-    watcher.close()
+    run_directory.save(ours.checkpoint())
+    saving = (time.perf_counter() - started) / steps_per_epoch
+    display.close()
     loop, plain = (statistics.median(each) for each in times.values())
     return {
         "steps": loop / plain,
@@ -91,11 +91,11 @@ def main() -> None:
     figures = {}
     for name, settings in CASES.items():
         rounds = arguments.rounds if name.startswith("mnist") else max(10, arguments.rounds // 10)
-        with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(sys.stderr):  # for the bar
+        with tempfile.TemporaryDirectory() as directory, contextlib.redirect_stdout(sys.stderr):  # of the progress bar
             figures[name] = measure(settings, rounds, Path(directory))
         if not arguments.json:
             told = ", ".join(f"{key} {value:.3f}" for key, value in figures[name].items())
-            print(f"{name}: {told} (at most {BAR})", flush=True)
+            print(f"{name}: {told} (at most {LIMIT})", flush=True)
     if arguments.json:
         print(json.dumps(figures))
 

@@ -1,13 +1,13 @@
-"""What becomes of new neurons: how many never fire, and what the network that has them learns.
+"""What becomes of new neurons: how many never fire, and how well their network learns.
 
     python -m benchmarks.newborn [--json] [--seeds N] [--rates R ...] [--data DIR]
 
-Dense networks of two hidden layers on MNIST and on digits, grown from 64-64 to 256-256 by the batched schedule with
-random fan-in: with the moments of new weights padded with zeros and nothing else (`zeros`, as in the paper), with ages,
-with ages and a margin of the fan-in's length (`margin`, the default of the library), and static at the final size.
-Printed are means over seeds: of each hidden layer the share of new neurons (static: of all) that fire on no test
-sample, the loss on all training samples at the end, and the accuracy on the test samples.
-MNIST is read from where the experiments look for it, and left out where it is not there: nothing is fetched.
+Dense networks of two hidden layers on MNIST and on digits, grown from 64-64 to 256-256 neurons by the batched schedule
+with random fan-in: with the moments of new weights padded with zeros (`zeros`, as in the paper), with ages, with ages
+and a margin of the fan-in's length (`margin`, the default of the library), and static at the final size.
+Printed are means over seeds: for each hidden layer the share of new neurons (static: of all) that fire on no test
+sample, the final loss on all training samples, and the accuracy on the test samples.
+MNIST is read from the directory of the experiments' data sets, and skipped if it is not there: nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ WAYS: dict[str, Mapping[str, Any] | None] = {
 }
 INITIAL, FINAL = 64, 256
 RATES = (1e-3, 3e-3)
-DEAD = {1e-3: 0.02, 3e-3: 0.10}  # bars, in any layer
-LOSS_OF_STATIC = {1e-3}  # where the loss must not be above that of the static network
+MOST_DEAD = {1e-3: 0.02, 3e-3: 0.10}  # share of neurons in any layer, by learning rate
+LOSS_OF_STATIC = {1e-3}  # learning rates at which the loss must not exceed that of the static network
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ TASKS = {"mnist": Task(batch=512, epochs=20), "digits": Task(batch=64, epochs=60
 
 @dataclass(frozen=True)
 class Fate:
-    """What came of one training."""
+    """The outcome of one training."""
 
-    dead: list[float]  # by hidden layer, the share of neurons
-    loss: float  # on the training samples, at the end
+    dead: list[float]  # share of neurons, by hidden layer
+    loss: float  # on the training samples
     accuracy: float  # on the test samples
 
 
 def fate(data: Data, task: Task, way: str, rate: float, seed: int) -> Fate:
-    """Train a network and look at what became of its neurons."""
+    """Train a network, and count its dead neurons."""
     torch.manual_seed(seed)
     (inputs, labels), options = data.train, WAYS[way]
     width = FINAL if options is None else INITIAL
@@ -86,7 +86,7 @@ def fate(data: Data, task: Task, way: str, rate: float, seed: int) -> Fate:
 
 @torch.no_grad()
 def outcome(model: nn.Sequential, data: Data, first: int) -> Fate:
-    """How a dense network does; its neurons are judged from the first one given on."""
+    """Evaluate a dense network; neurons before `first` are not counted as dead."""
     loss = nn.functional.cross_entropy(model(data.train[0]), data.train[1])
     x, dead = data.test[0], []
     for module in model:
@@ -98,20 +98,20 @@ def outcome(model: nn.Sequential, data: Data, first: int) -> Fate:
 
 
 def dead_share(activations: Tensor) -> float:
-    """Of samples x neurons, the share of neurons that fire on no sample."""
+    """The share of neurons that fire on no sample, from activations of samples x neurons."""
     return 1 - float((activations > 0).any(0).double().mean())
 
 
 def found(name: str, root: Path | None) -> Data | str:
-    """A data set, or why it is left out."""
+    """A data set, or why it is skipped."""
     if name not in SOURCES:
         return load(name)
     root = root or (Path(os.environ["NEUROGENESIS_DATA"]) if os.environ.get("NEUROGENESIS_DATA") else None)
     if root is None:
-        return f"{name} is left out: let --data or NEUROGENESIS_DATA say where it is"
+        return f"{name} is skipped: set --data or NEUROGENESIS_DATA to its directory"
     places = (root / name, root)
     if not any(all((place / file.name).is_file() for file in SOURCES[name].files) for place in places):
-        return f"{name} is left out: it is not in {root}"
+        return f"{name} is skipped: it is not in {root}"
     return load(name, root)
 
 
@@ -121,26 +121,26 @@ def mean(fates: Sequence[Fate]) -> Fate:
 
 
 def verdict(rate: float, grown: Fate, static: Fate) -> str:
-    """The bars at a learning rate, and whether a network that was grown meets them."""
-    said = []
-    if rate in DEAD:
-        said.append(f"dead <= {DEAD[rate]:.0%}: {'met' if max(grown.dead) <= DEAD[rate] else 'MISSED'}")
+    """The limits at a learning rate, and whether a grown network meets them."""
+    verdicts = []
+    if rate in MOST_DEAD:
+        verdicts.append(f"dead <= {MOST_DEAD[rate]:.0%}: {'met' if max(grown.dead) <= MOST_DEAD[rate] else 'MISSED'}")
     if rate in LOSS_OF_STATIC:
-        said.append(f"loss <= static: {'met' if grown.loss <= static.loss else 'MISSED'}")
-    return ", ".join(said)
+        verdicts.append(f"loss <= static: {'met' if grown.loss <= static.loss else 'MISSED'}")
+    return ", ".join(verdicts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="learning rates")
-    parser.add_argument("--data", type=Path, help="where MNIST is; by default what NEUROGENESIS_DATA says")
+    parser.add_argument("--data", type=Path, help="directory of MNIST; by default $NEUROGENESIS_DATA")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # so small networks run best
+    torch.set_num_threads(1)  # fastest for such small networks
     results: dict[str, Any] = {}
     if not arguments.json:
-        print(f"{'data':8}{'rate':>8}  {'way':8}{'dead, %':>14}{'loss':>12}{'accuracy, %':>13}  bars")
+        print(f"{'data':8}{'rate':>8}  {'way':8}{'dead, %':>14}{'loss':>12}{'accuracy, %':>13}  limits")
     for name, task in TASKS.items():
         data = found(name, arguments.data)
         if isinstance(data, str):
@@ -157,10 +157,9 @@ def main() -> None:
             for way, own in fates.items():
                 average = mean(own)
                 dead = " + ".join(f"{100 * share:.1f}" for share in average.dead)
-                bars = verdict(rate, average, static) if way == "margin" else ""
-                print(
-                    f"{name:8}{rate:>8g}  {way:8}{dead:>14}{average.loss:>12.5f}{100 * average.accuracy:>13.2f}  {bars}"
-                )
+                limits = verdict(rate, average, static) if way == "margin" else ""
+                numbers = f"{dead:>14}{average.loss:>12.5f}{100 * average.accuracy:>13.2f}"
+                print(f"{name:8}{rate:>8g}  {way:8}{numbers}  {limits}")
     if arguments.json:
         print(json.dumps(results, indent=2))
 

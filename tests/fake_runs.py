@@ -1,4 +1,4 @@
-"""Writes records of runs that never were: deterministic, plausible, quick."""
+"""Writes plausible records of runs without training: deterministic and fast."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CONVOLUTIONAL: Settings = {
 }  # fmt: skip
 _VGG = [64, 128, 256, 256, 512, 512, 512, 512, 4096, 4096]
 _VGG_NAMES = [f"features.{index}" for index in (0, 3, 6, 8, 11, 13, 16, 18)] + ["classifier.0", "classifier.2"]
-# How far a strategy grows from the initial width (0) to the maximum (1), and how much better than its size it is.
+# How far a strategy grows from the initial size (0) to the maximum (1), and how much better it is than others.
 _AMBITION = {
     "north-select": (0.28, 0.25), "north-pre": (0.35, 0.3), "north-random": (0.4, 0.15), "north-weight": (0.55, 0.1),
     "north-integrated": (0.1, 0.2), "gradmax": (0.06, 0.0), "firefly": (0.12, -0.3), "nest": (0.2, -0.6),
@@ -35,13 +35,13 @@ _AMBITION = {
 
 
 def settings(preset: str = "mnist", strategy: str = "north-select", **changes: Any) -> Settings:
-    """The settings of a run of a preset."""
+    """Settings of a run."""
     base = _CONVOLUTIONAL if preset.startswith(("vgg", "wrn")) else _MLP
     return {"preset": preset, "strategy": strategy, **base, **changes}
 
 
 def combinations(**lists: Iterable[Any]) -> list[Settings]:
-    """The settings of every combination."""
+    """Settings of all combinations."""
     return [settings(**dict(zip(lists, values, strict=True))) for values in itertools.product(*lists.values())]
 
 
@@ -50,7 +50,7 @@ def run_name(chosen: Mapping[str, Any], varied: Iterable[str] = ()) -> str:
 
 
 def write_study(directory: Path, study: str, title: str, runs: Iterable[Settings], absent: Iterable[str] = ()) -> Path:
-    """A sweep: study.json and its runs, but for those that are to be absent."""
+    """A sweep: study.json and its runs, except those that are to be absent."""
     runs = list(runs)
     varied = [key for key in runs[0] if key not in ("strategy", "seed") and len({str(run[key]) for run in runs}) > 1]
     named = {run_name(run, varied): run for run in runs}

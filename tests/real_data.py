@@ -1,4 +1,4 @@
-"""Where the real data sets are, for tests that need them. Nothing is fetched."""
+"""Where tests find the real data sets. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ ROOT = Path(os.environ.get("NEUROGENESIS_DATA") or Path(__file__).resolve().pare
 
 
 def needs(name: str, root: Path = ROOT) -> pytest.MarkDecorator:
-    """Skip a test where a data set is not there; `load(name, ROOT)` reads it."""
-    there = all((root / name / file.name).is_file() for file in SOURCES[name].files)
-    return pytest.mark.skipif(not there, reason=f"no {name} in {root}: let NEUROGENESIS_DATA say where it is")
+    """Skip a test if a data set is missing; `load(name, ROOT)` reads it."""
+    found = all((root / name / file.name).is_file() for file in SOURCES[name].files)
+    return pytest.mark.skipif(not found, reason=f"no {name} in {root}: set NEUROGENESIS_DATA to its directory")

@@ -1,4 +1,4 @@
-"""Runs made for tests, and what is equal in two of them."""
+"""Short runs for tests, and comparisons of runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from typing import Any
 
 import torch
 
-from neurogenesis.experiments.presets import PRESETS, Settings
+from neurogenesis.experiments.presets import PRESETS
+from neurogenesis.experiments.record import (
+    CHECKPOINT_FILE,
+    ENVIRONMENT_FILE,
+    EPOCHS_FILE,
+    RESULT_FILE,
+    SETTINGS_FILE,
+    STEPS_FILE,
+)
+from neurogenesis.experiments.settings import Settings
 
 
 def tiny(preset: str = "digits", **changes: Any) -> Settings:
-    """Settings that train in a second."""
+    """Settings of a run that takes a second."""
     chosen = {"epochs": 3, "batch": 256, **changes}
     settings = PRESETS[preset](**chosen)
     dynamic = settings.schedule == "dynamic" and not settings.static
@@ -25,7 +34,7 @@ def tiny(preset: str = "digits", **changes: Any) -> Settings:
 
 
 def command(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The command as from a shell."""
+    """Run the command in a process."""
     call = [sys.executable, "-m", "neurogenesis", *map(str, words)]
     return subprocess.run(call, capture_output=True, text=True, check=False, **options)
 
@@ -34,25 +43,25 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def but_times(value: Any) -> Any:
-    """A record without what a clock says."""
+def without_times(value: Any) -> Any:
+    """A record without times."""
     if isinstance(value, dict):
-        clock = ("started", "seconds")
-        return {key: but_times(each) for key, each in value.items() if not str(key).endswith(clock)}
-    return [but_times(each) for each in value] if isinstance(value, list) else value
+        times = ("started", "seconds")
+        return {key: without_times(each) for key, each in value.items() if not str(key).endswith(times)}
+    return [without_times(each) for each in value] if isinstance(value, list) else value
 
 
 def records(run: Path) -> dict[str, Any]:
-    """All records of a run but for times."""
-    names = ("settings.json", "environment.json", "result.json")
+    """The record of a run, without times."""
+    names = (SETTINGS_FILE, ENVIRONMENT_FILE, RESULT_FILE)
     texts = {name: json.loads((run / name).read_text()) for name in names}
-    return but_times(texts | {name: lines(run / name) for name in ("steps.jsonl", "epochs.jsonl")})
+    return without_times(texts | {name: lines(run / name) for name in (STEPS_FILE, EPOCHS_FILE)})
 
 
 def assert_same_run(first: Path, second: Path) -> None:
-    """Records and checkpoints are the same, to the last bit: weights, moments, all that growth goes on from."""
+    """Records and checkpoints are equal to the last bit: weights, moments, the state of the grower."""
     assert records(first) == records(second)
-    one, other = (but_times(torch.load(run / "checkpoint.pt", weights_only=True)) for run in (first, second))
+    one, other = (without_times(torch.load(run / CHECKPOINT_FILE, weights_only=True)) for run in (first, second))
     assert_same(one | {"sizes": None, "epoch": None}, other | {"sizes": None, "epoch": None}, "")
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks measure that does not depend on the machine's speed, and that they run."""
+"""Benchmarks: those of their results that do not depend on the speed of the machine, and that they run."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_only_new_neurons_are_judged() -> None:
         (1e-2, [1.0, 1.0], 1.5, ""),
     ],
 )
-def test_every_layer_must_meet_the_bar(rate: float, dead: list[float], loss: float, expected: str) -> None:
+def test_every_layer_must_meet_the_limit(rate: float, dead: list[float], loss: float, expected: str) -> None:
     static = newborn.Fate([0.0, 0.0], loss=1.0, accuracy=1.0)
     assert newborn.verdict(rate, newborn.Fate(dead, loss, accuracy=1.0), static) == expected
 
 
-def test_data_that_is_not_there_is_left_out_with_a_message(tmp_path: Path) -> None:
-    assert newborn.found("mnist", tmp_path) == f"mnist is left out: it is not in {tmp_path}"
+def test_missing_data_is_skipped_with_a_message(tmp_path: Path) -> None:
+    assert newborn.found("mnist", tmp_path) == f"mnist is skipped: it is not in {tmp_path}"
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""The command, called as from a shell."""
+"""The command, as called from a shell."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from neurogenesis.cli import _value, main
+from neurogenesis.cli import main
+from neurogenesis.cli.widths import python_value
 from neurogenesis.experiments.data import SOURCES
 from neurogenesis.experiments.presets import PRESETS
+from neurogenesis.strategies import STRATEGIES
 from tests import fake_runs as fake
 from tests.runs import assert_same_run, command, lines
 
@@ -42,27 +44,27 @@ def test_arguments_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_model_without_widths_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["widths", "torch.nn:Identity", "--input", "2,6"]) == 0
-    assert "no width found in torch.nn:Identity" in capsys.readouterr().out
+    assert "torch.nn:Identity has no widths" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("text", "value"), [("3", 3), ("0.5", 0.5), ("False", False), ("[1, 2]", [1, 2]), ("a", "a")])
 def test_arguments_are_python_values(text: str, value: object) -> None:
-    assert _value(text) == value
+    assert python_value(text) == value
 
 
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
-        ("tests.cases", "5,6", "write package.module:callable"),
+        ("tests.cases", "5,6", "write package.module:name"),
         ("tests.nothing:mlp", "5,6", "No module named 'tests.nothing'"),
         ("tests.cases:nothing", "5,6", "no attribute 'nothing'"),
         ("tests.cases:randn", "5,6", "not a torch.nn.Module"),
         ("tests.cases:mlp", "5,7", "the model rejects the example"),
         ("torch.nn:Linear", "5,7", "cannot make torch.nn:Linear: TypeError"),
-        ("a_model_of_theirs:fall", "5,7", "cannot make a_model_of_theirs:fall: RuntimeError: it fell"),
+        ("other_model:fail", "5,7", "cannot make other_model:fail: RuntimeError: it failed"),
     ],
 )
-def test_mistakes_are_named(
+def test_models_that_cannot_be_made_are_named(
     model: str,
     shape: str,
     message: str,
@@ -70,13 +72,13 @@ def test_mistakes_are_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "a_model_of_theirs.py").write_text("def fall(): raise RuntimeError('it fell')")
+    (tmp_path / "other_model.py").write_text("def fail(): raise RuntimeError('it failed')")
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["widths", model, "--input", shape]) == 1
     assert message in capsys.readouterr().err
 
 
-def test_a_bad_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_shape_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["widths", "tests.cases:mlp", "--input", "5,x"]) == 2
     assert "--input: expected sizes such as 1,3,224,224, not '5,x'" in " ".join(capsys.readouterr().err.split())
 
@@ -85,9 +87,9 @@ def test_a_bad_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs the times of processes")
-def test_help_answers_at_once() -> None:
+def test_help_is_quick() -> None:
     def seconds(*words: str) -> float:
-        """Of the processor: others may keep it busy."""
+        """Processor time, which does not depend on other processes."""
         before = os.times()
         subprocess.run([sys.executable, *words], capture_output=True, check=True)
         after = os.times()
@@ -100,16 +102,17 @@ def test_help_answers_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "absent"),
+    ("name", "absent"),
     [
         ("neurogenesis", ["torch", *OPTIONAL]),
-        ("neurogenesis.grower", OPTIONAL),
-        ("neurogenesis.cli", ["torch", *set(OPTIONAL) - {"cyclopts", "rich"}]),
-        ("neurogenesis.experiments.training", OPTIONAL),
+        ("neurogenesis.Grower", OPTIONAL),
+        ("neurogenesis.cli.main", ["torch", "neurogenesis.report", *set(OPTIONAL) - {"cyclopts", "rich"}]),
+        ("neurogenesis.experiments.run.run", ["neurogenesis.report", *OPTIONAL]),
+        ("neurogenesis.report.write", ["torch"]),
     ],
 )
-def test_importing_takes_only_what_is_needed(module: str, absent: list[str]) -> None:
-    code = f"import sys, {module}; print([name for name in {absent} if name in sys.modules])"
+def test_importing_takes_only_what_is_needed(name: str, absent: list[str]) -> None:
+    code = f"import pkgutil, sys; pkgutil.resolve_name({name!r}); print([m for m in {absent} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
@@ -130,6 +133,12 @@ def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.Cap
         assert f" {option} " in shown, option
     explained = [line for line in shown.splitlines() if " --" in line]
     assert all(re.search(r"--\S+( \S+)*  +\S", line) or "--no-least" in line for line in explained), shown
+
+
+def test_help_names_every_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "digits", "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(name in shown for name in STRATEGIES if name != "static")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +164,7 @@ def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.Cap
         (["run", "digits", "--device", "meta"], "--device meta"),
         (["run", "digits", "--threads", "0"], "--threads: expected a positive number"),
         (["sweep", "digits", "--threads", "0"], "--workers and --threads: expected positive numbers"),
-        (["run", "wrn28-cifar10", "--initial", "0.001", "--strategy", "small"], "a layer would have no channel"),
+        (["run", "wrn28-cifar10", "--initial", "0.001", "--strategy", "small"], "a layer would have no channels"),
         (["run", "digits", "--resume", "--out", "nowhere"], "there is no run in nowhere"),
         (["sweep", "mnist-dynamik"], "Did you mean 'mnist-dynamic'?"),
         (["sweep", "digits", "--wokers", "1"], "Did you mean --workers?"),
@@ -164,7 +173,7 @@ def test_help_explains_every_setting_of_a_preset(preset: str, capsys: pytest.Cap
         (["report", "nowhere", "--format", "pgn"], 'Did you mean "png"'),
     ],
 )
-def test_what_is_mistyped_is_named_with_the_nearest(
+def test_wrong_options_are_named_with_the_closest_match(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -182,7 +191,7 @@ def test_a_run_and_its_report_from_the_shell(tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["digits", "epoch", "1", "2", "test"]
     assert done.stdout.splitlines()[-1].endswith(f"; {out.relative_to(tmp_path)}")
     again = command(*words, cwd=tmp_path)
-    assert again.stdout == "finished already: " + done.stdout.splitlines()[-1] + "\n"
+    assert again.stdout == "already finished: " + done.stdout.splitlines()[-1] + "\n"
     assert command(*words, "--resume", "--quiet", cwd=tmp_path).stdout == ""
     reported = command("report", out)
     assert reported.returncode == 0, reported.stderr
@@ -190,7 +199,7 @@ def test_a_run_and_its_report_from_the_shell(tmp_path: Path) -> None:
     assert "NORTH-Random" in (out / "report.html").read_text("utf-8")
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path: Path) -> None:
     words = ("run", "digits", "--out", str(tmp_path / "cut"), "--epochs", "60", "--quiet")
     process = subprocess.Popen(
         [sys.executable, "-m", "neurogenesis", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -201,7 +210,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert f"{tmp_path / 'cut'} is saved. The same command goes on from there." in said
+    assert f"{tmp_path / 'cut'} is saved. The same command resumes it." in said
     assert not (tmp_path / "cut" / "result.json").exists()
     assert command(*words).returncode == 0
     assert command(*words[:3], tmp_path / "whole", *words[4:]).returncode == 0
@@ -209,7 +218,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("run", "digits"), ("sweep", "digits")])
-def test_ctrl_c_is_heard_while_torch_is_imported(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_ctrl_c_works_while_torch_is_imported(words: tuple[str, ...], tmp_path: Path) -> None:
     code = (  # Ctrl-C arrives in the middle of the import of torch
         "import os, signal, sys\n"
         "class Press:\n"
@@ -221,7 +230,7 @@ def test_ctrl_c_is_heard_while_torch_is_imported(words: tuple[str, ...], tmp_pat
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 130
-    assert done.stderr == "neurogenesis: interrupted; the same command goes on from what is saved\n"
+    assert done.stderr == "neurogenesis: interrupted; the same command resumes from what is saved\n"
     assert not (tmp_path / "run").exists()
 
 
@@ -235,7 +244,7 @@ def test_ctrl_c_is_heard_while_torch_is_imported(words: tuple[str, ...], tmp_pat
         ),
     ],
 )
-def test_it_goes_on_when_nobody_listens_any_more(words: tuple[str, ...], result: str, tmp_path: Path) -> None:
+def test_a_closed_pipe_does_not_stop_the_command(words: tuple[str, ...], result: str, tmp_path: Path) -> None:
     call = [sys.executable, "-m", "neurogenesis", *words, "--out", str(tmp_path)]
     with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -246,19 +255,19 @@ def test_it_goes_on_when_nobody_listens_any_more(words: tuple[str, ...], result:
     assert (tmp_path / result).exists() and not list(tmp_path.rglob("failure.txt"))
 
 
-def test_warnings_that_nobody_hears_stop_nothing() -> None:
-    code = "from neurogenesis.experiments.saying import complain; input(); complain(1); complain(2); print('went on')"
+def test_a_closed_standard_error_does_not_stop_the_command() -> None:
+    code = "from neurogenesis.experiments.messages import echo_error as e; input(); e(1); e(2); print('still running')"
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", code], text=True, **streams) as process:  # type: ignore[call-overload]
         process.stderr.close()
         process.stdin.write("\n")
         process.stdin.flush()
-        assert process.stdout.read() == "went on\n"
+        assert process.stdout.read() == "still running\n"
     assert process.returncode == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
-def test_a_full_disk_is_named_and_what_was_saved_is_whole(tmp_path: Path) -> None:
+def test_a_full_disk_is_named_and_the_record_stays_intact(tmp_path: Path) -> None:
     import resource
 
     def limit() -> None:
@@ -275,7 +284,7 @@ def test_a_full_disk_is_named_and_what_was_saved_is_whole(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits of file sizes")
 @pytest.mark.parametrize("form", ["html", "svg", "png", "pdf"])
-def test_a_report_that_a_full_disk_cuts_off_leaves_the_one_before(
+def test_a_full_disk_leaves_the_previous_report_intact(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import resource
@@ -305,7 +314,7 @@ def test_a_truncated_data_file_is_named_with_its_checksum(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [("run", "mnist"), ("sweep", "mnist-lr")])
-def test_without_data_and_network_one_message_says_which_files_go_where(
+def test_without_network_the_message_says_which_files_are_needed(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = replace(SOURCES["mnist"], mirrors=("http://127.0.0.1:9/",))
@@ -313,7 +322,7 @@ def test_without_data_and_network_one_message_says_which_files_go_where(
     monkeypatch.chdir(tmp_path)
     assert main([*words, "--data", "data"]) == 1
     said = capsys.readouterr().err
-    assert said.count("mnist is not in data/mnist (there is no data) and cannot be fetched into it") == 1
+    assert said.count("mnist is not in data/mnist (data does not exist) and cannot be downloaded") == 1
     assert all(file.name in said for file in nowhere.files)
     assert list(tmp_path.iterdir()) == []
 
@@ -321,7 +330,7 @@ def test_without_data_and_network_one_message_says_which_files_go_where(
 @pytest.mark.parametrize(
     ("words", "workers"), [(("trigger-cost-small",), 1), (("digits", "--device", "cpu:0"), 1), (("digits",), 4)]
 )
-def test_runs_that_are_timed_or_share_a_device_are_made_one_at_a_time(
+def test_timed_runs_and_runs_on_a_shared_device_are_done_one_at_a_time(
     words: tuple[str, ...], workers: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neurogenesis.experiments.sweep.cores", lambda: 4)
@@ -329,7 +338,7 @@ def test_runs_that_are_timed_or_share_a_device_are_made_one_at_a_time(
     assert f"1 of 1 runs to do, {workers} at a time" in capsys.readouterr().out
 
 
-def test_a_report_goes_where_runs_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_is_written_next_to_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake.write_run(tmp_path / "run", fake.settings(epochs=2))
     assert (
         main(["report", str(tmp_path / "nowhere"), str(tmp_path / "run"), "--format", "html", "--format", "svg"]) == 0
@@ -340,7 +349,7 @@ def test_a_report_goes_where_runs_are(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_figures_of_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_without_steps_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake.write_json(tmp_path / "settings.json", fake.settings(epochs=2))
     assert main(["report", str(tmp_path), "--format", "svg"]) == 1
     assert "nothing to draw" in capsys.readouterr().err

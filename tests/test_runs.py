@@ -1,14 +1,16 @@
-"""A run: what its settings mean, what it records, and that a cut-off run ends as if it had not been cut off."""
+"""Runs: what settings mean, what is recorded, and that an interrupted run ends like an uninterrupted one."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import signal
-from collections.abc import Mapping
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +18,23 @@ import torch
 from filelock import FileLock
 
 import neurogenesis as ng
-from neurogenesis.experiments.building import data_of, network_of, strategy_of, widths_of
-from neurogenesis.experiments.errors import Mistake
-from neurogenesis.experiments.presets import PRESETS, Convolutional, Dense, settings_from
+from neurogenesis.experiments.building import build_data, build_network, build_strategy, widths_of
+from neurogenesis.experiments.data import Data
+from neurogenesis.experiments.errors import UsageError
+from neurogenesis.experiments.models import mlp
+from neurogenesis.experiments.parsing import to_json
+from neurogenesis.experiments.presets import PRESETS, default_gamma, settings_from
+from neurogenesis.experiments.progress import NoDisplay
+from neurogenesis.experiments.record import Environment, Epoch, Result, Step
+from neurogenesis.experiments.run import run
+from neurogenesis.experiments.settings import Convolutional, Dense
+from neurogenesis.experiments.signals import Interrupted
 from neurogenesis.experiments.studies import STUDIES
-from neurogenesis.experiments.training import Interrupted, order, run
-from neurogenesis.experiments.watchers import Silent
+from neurogenesis.experiments.training import accuracy_of, sample_order
 from tests.real_data import ROOT, needs
 from tests.runs import assert_same_run, lines, records, tiny
 
+OLD_RUN = Path(__file__).parent / "data" / "run"  # written by an earlier version, stopped after an epoch
 GROWING = [name for name in ng.strategies.STRATEGIES if name != "static"]
 
 # --- settings -----------------------------------------------------------------------------------------------
@@ -48,7 +58,7 @@ def test_presets_are_set_as_in_the_paper(name: str) -> None:
     assert medium in (None, settings.medium)
     assert (settings.decay, settings.every, settings.scale, settings.gamma) == (decay, None, 0.5, None)
     assert len(widths_of(settings, 1.0)) == widths
-    gamma = strategy_of(settings, 10).trigger
+    gamma = build_strategy(settings, 10).trigger
     assert gamma == ng.triggers.Activation()  # 0.97, and 0.9 with convolutions
 
 
@@ -68,12 +78,12 @@ def test_settings_come_back_from_their_record(name: str) -> None:
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_runs_of_a_study_have_names_of_their_own(study: str) -> None:
+def test_runs_of_a_study_have_unique_names(study: str) -> None:
     runs = list(STUDIES[study].runs())
     assert len({settings.label for settings in runs}) == len(runs)
     assert len(runs) == len(set(map(str, runs)))
     for settings in runs[: len(runs) // STUDIES[study].seeds]:
-        strategy_of(settings, 10)  # none has an option that does nothing
+        build_strategy(settings, 10)  # none has an option that does nothing
 
 
 @pytest.mark.parametrize("size", ["small", "medium", "big"])
@@ -82,9 +92,7 @@ def test_static_networks_have_the_size_of_their_name(name: str, size: str) -> No
     settings = PRESETS[name](strategy=size)
     shape = (784,) if isinstance(settings, Dense) else (3, 32, 32)
     x, y = torch.rand(2, *shape), torch.tensor([0, 1])
-    from neurogenesis.experiments.data import Data
-
-    model = network_of(settings, Data((x, y), (x, y), 10))
+    model = build_network(settings, Data((x, y), (x, y), 10))
     named = dict(model.named_modules())
     for width, expected in widths_of(settings, settings.sizes[size]).items():
         assert named[width].weight.shape[0] == expected  # type: ignore[union-attr]
@@ -98,9 +106,9 @@ def test_static_networks_have_the_size_of_their_name(name: str, size: str) -> No
         ({"strategy": "small", "metric": "orthogonality"}, "--metric has no effect on small"),
         ({"strategy": "north-random", "least": True}, "--least has no effect on north-random"),
         ({"strategy": "north-weight", "buffer": 100}, "--buffer has no effect on north-weight"),
-        ({"strategy": "medium", "every": 2}, "--every has no effect on medium: leave"),
-        ({"schedule": "linear", "every": 2}, r"--every has no effect on north-select \(linear\): leave"),
-        ({"strategy": "big", "schedule": "linear"}, "does not grow"),
+        ({"strategy": "medium", "every": 2}, "--every has no effect on medium: remove"),
+        ({"schedule": "linear", "every": 2}, r"--every has no effect on north-select \(linear\): remove"),
+        ({"strategy": "big", "schedule": "linear"}, "do not grow"),
         ({"batch": 0}, "--batch: expected a positive number"),
         ({"learning_rate": -1.0}, "--learning-rate: expected a positive number"),
         ({"holdout": 1.0}, "--holdout"),
@@ -108,23 +116,37 @@ def test_static_networks_have_the_size_of_their_name(name: str, size: str) -> No
         ({"hidden": 0}, "--hidden: expected a positive number"),
         ({"gamma": float("inf")}, "--gamma: expected a positive number"),
         ({"scale": float("nan"), "strategy": "gradmax"}, "--scale: expected a positive number"),
-        ({"holdout": 1e-5}, "cannot hold out .* that is 0 of them"),
+        ({"holdout": 1e-5}, "cannot hold out 0 of 1348 training samples"),
     ],
 )
 def test_bad_settings_are_named_and_nothing_is_written(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(UsageError, match=message):
         run(tiny(**changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_settings_reach_trigger_and_initialization() -> None:
-    found = strategy_of(tiny(gamma=0.8, metric="orthogonality", least=True), 10)
+    found = build_strategy(tiny(gamma=0.8, metric="orthogonality", least=True), 10)
     assert found.trigger == ng.triggers.Activation(gamma=0.8, metric="orthogonality")
     assert found.initialization == ng.initializations.Select(metric="orthogonality", least=True)
-    assert strategy_of(tiny(strategy="gradmax", scale=1.0), 10).trigger == ng.triggers.Gradient(scale=1.0)
-    scheduled = strategy_of(tiny(strategy="nest", schedule="batched"), 10)
+    assert build_strategy(tiny(strategy="gradmax", scale=1.0), 10).trigger == ng.triggers.Gradient(scale=1.0)
+    scheduled = build_strategy(tiny(strategy="nest", schedule="batched"), 10)
     assert scheduled.trigger == ng.triggers.Batched(10, {"hidden1": 32, "hidden2": 32})
     assert scheduled.initialization == ng.initializations.NeST()
+
+
+@pytest.mark.parametrize("strategy", GROWING)
+def test_defaults_are_those_of_the_strategies(strategy: str) -> None:
+    assert build_strategy(PRESETS["mnist"](strategy=strategy), 10) == ng.strategies.strategy(strategy)
+
+
+@pytest.mark.parametrize("strategy", ["north-random", "north-integrated", "north-weight"])
+def test_default_gammas_are_those_of_the_triggers(strategy: str) -> None:
+    trigger: Any = ng.strategies.strategy(strategy).trigger
+    for convolutional in (False, True):
+        layer: Any = SimpleNamespace(convolutional=convolutional)
+        used = trigger.gamma if strategy == "north-weight" else trigger._gamma(layer)
+        assert used == default_gamma(strategy, convolutional)
 
 
 # --- records ------------------------------------------------------------------------------------------------
@@ -134,30 +156,42 @@ def test_settings_reach_trigger_and_initialization() -> None:
 @pytest.mark.parametrize("strategy", [*GROWING, "small", "medium", "big"])
 def test_a_run_records_every_step_and_how_it_ended(strategy: str, tmp_path: Path) -> None:
     result = run(tiny(strategy=strategy), tmp_path)
-    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert json.loads((tmp_path / "result.json").read_text()) == to_json(result)
     steps, epochs = lines(tmp_path / "steps.jsonl"), lines(tmp_path / "epochs.jsonl")
     assert [line["step"] for line in steps] == list(range(1, 1 + 3 * 6))
     assert [line["epoch"] for line in epochs] == [1, 2, 3]
-    assert epochs[-1]["accuracy"] == result["accuracy"] > 0.1
-    assert steps[-1]["widths"] == result["widths"]
+    assert epochs[-1]["accuracy"] == result.accuracy > 0.1
+    assert steps[-1]["widths"] == result.widths
     for before, after in pairwise(steps):
         for width, size in before["widths"].items():
             assert after["widths"][width] >= size
-    sizes = [64, *result["widths"].values(), 10]
-    assert result["parameters"] == sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes))
-    assert abs(sum(line["seconds"] for line in steps) - result["train_seconds"]) < 1e-3
+    sizes = [64, *result.widths.values(), 10]
+    assert result.parameters == sum((fan_in + 1) * fan_out for fan_in, fan_out in pairwise(sizes))
+    assert abs(sum(line["seconds"] for line in steps) - result.train_seconds) < 1e-3
     growing = strategy in GROWING
     assert any(line["threshold"] for line in steps) == growing
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["torch"] == torch.__version__ and environment["threads"] == 1
 
 
+def test_a_record_has_exactly_the_declared_fields(tmp_path: Path) -> None:
+    run(tiny(strategy="north-random"), tmp_path)
+
+    def names(kind: Any) -> list[str]:
+        return [field.name for field in fields(kind)]
+
+    assert list(json.loads((tmp_path / "result.json").read_text())) == names(Result)
+    assert [*json.loads((tmp_path / "environment.json").read_text()), "earlier"] == names(Environment)
+    assert {tuple(line) for line in lines(tmp_path / "steps.jsonl")} == {tuple(names(Step))}
+    assert {tuple(line) for line in lines(tmp_path / "epochs.jsonl")} == {tuple(names(Epoch))}
+
+
 def test_the_loss_recorded_is_that_of_training(tmp_path: Path) -> None:
     settings = tiny(strategy="small", epochs=1)
     run(settings, tmp_path)
-    data = data_of(settings, None)
-    model = network_of(settings, data)
-    batch = order(len(data.train[0]), settings.seed, 1)[: settings.batch]
+    data = build_data(settings, None)
+    model = build_network(settings, data)
+    batch = sample_order(len(data.train[0]), settings.seed, 1)[: settings.batch]
     first = torch.nn.functional.cross_entropy(model(data.train[0][batch]), data.train[1][batch])
     assert lines(tmp_path / "steps.jsonl")[0]["loss"] == pytest.approx(first.item(), rel=1e-6)
 
@@ -165,20 +199,20 @@ def test_the_loss_recorded_is_that_of_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize("schedule", ["linear", "batched"])
 def test_schedules_end_at_the_medium_size(schedule: Any, tmp_path: Path) -> None:
     result = run(tiny(strategy="north-random", schedule=schedule, epochs=4), tmp_path)
-    assert set(result["widths"].values()) == {32}
+    assert set(result.widths.values()) == {32}
     grown = [line["step"] for line in lines(tmp_path / "steps.jsonl") if line["initialization_seconds"]]
     assert max(grown) <= 18  # of 24: the first three quarters
 
 
-def test_a_held_out_part_is_not_trained_on(tmp_path: Path) -> None:
+def test_held_out_samples_are_not_trained_on(tmp_path: Path) -> None:
     settings = tiny(holdout=0.5)
-    whole, part = data_of(tiny(), None), data_of(settings, None)
+    whole, part = build_data(tiny(), None), build_data(settings, None)
     assert len(part.train[0]) == len(part.test[0]) == len(whole.train[0]) // 2
     run(settings, tmp_path)
     assert len(lines(tmp_path / "steps.jsonl")) == 3 * 3
 
 
-# --- cut off, and gone on with ------------------------------------------------------------------------------
+# --- interrupted and resumed ----------------------------------------------------------------------------------
 
 CASES = {
     **{name: tiny(strategy=name) for name in GROWING},
@@ -190,32 +224,46 @@ CASES = {
 }
 
 
-class Stop(Silent):
-    """Does something at a step."""
+class Stop(NoDisplay):
+    """Calls a function at a step."""
 
-    def __init__(self, step: int, what: Any):
-        self.step, self.what = step, what
+    def __init__(self, step: int, action: Any):
+        self.step, self.action = step, action
 
-    def stepped(self, line: Mapping[str, Any]) -> None:
-        if line["step"] == self.step:
-            self.what()
+    def on_step(self, step: Step) -> None:
+        if step.step == self.step:
+            self.action()
 
 
 def fail() -> None:
-    raise RuntimeError("the roof came down")
+    raise RuntimeError("a planned failure")
 
 
 @pytest.mark.filterwarnings("ignore:.*fewer|.*kernel")
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_that_failed_goes_on_from_its_last_epoch_to_the_same_end(case: str, tmp_path: Path) -> None:
+def test_a_failed_run_resumes_from_its_last_epoch_and_ends_the_same(case: str, tmp_path: Path) -> None:
     settings = CASES[case]
     run(settings, tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="the roof"):
-        run(settings, tmp_path / "cut", watcher=Stop(9, fail))
-    assert "the roof came down" in (tmp_path / "cut" / "failure.txt").read_text()
+    with pytest.raises(RuntimeError, match="a planned failure"):
+        run(settings, tmp_path / "cut", display=Stop(9, fail))
+    assert "a planned failure" in (tmp_path / "cut" / "failure.txt").read_text()
     run(settings, tmp_path / "cut")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     assert not (tmp_path / "cut" / "failure.txt").exists()
+
+
+def test_a_run_of_an_earlier_version_is_resumed(tmp_path: Path) -> None:
+    shutil.copytree(OLD_RUN, tmp_path / "run")
+    with pytest.warns(UserWarning, match="resumes elsewhere"):
+        result = run(tiny(strategy="north-random", maximum=16, medium=8, buffer=64), tmp_path / "run")
+    steps, epochs = lines(tmp_path / "run" / "steps.jsonl"), lines(tmp_path / "run" / "epochs.jsonl")
+    assert steps[:6] == lines(OLD_RUN / "steps.jsonl")[:6]
+    assert epochs[:1] == lines(OLD_RUN / "epochs.jsonl")[:1]
+    assert [line["step"] for line in steps] == list(range(1, 19)) and len(epochs) == 3
+    assert all(size >= steps[5]["widths"][width] for width, size in steps[6]["widths"].items())
+    assert result.accuracy > epochs[0]["accuracy"]
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["earlier"] == [json.loads((OLD_RUN / "environment.json").read_text())]
 
 
 @pytest.mark.parametrize("ages", [True, False])
@@ -227,17 +275,17 @@ def test_ages_are_kept_with_a_run_unless_they_are_switched_off(ages: bool, tmp_p
 
 @pytest.mark.parametrize("step", [1, 6, 8, 18])  # the last two of an epoch are at its end
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_is_saved_and_goes_on_to_the_same_end(step: int, number: int, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_saved_resumes_and_ends_the_same(step: int, number: int, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "whole")
 
     def interrupt() -> None:
         os.kill(os.getpid(), number)
 
     if step == 18:  # the last one: nothing is left to interrupt
-        run(tiny(), tmp_path / "cut", watcher=Stop(step, interrupt))
+        run(tiny(), tmp_path / "cut", display=Stop(step, interrupt))
     else:
         with pytest.raises(Interrupted, match="stopped"):
-            run(tiny(), tmp_path / "cut", watcher=Stop(step, interrupt))
+            run(tiny(), tmp_path / "cut", display=Stop(step, interrupt))
         assert len(lines(tmp_path / "cut" / "steps.jsonl")) == step
         run(tiny(), tmp_path / "cut")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
@@ -246,30 +294,30 @@ def test_an_interrupted_run_is_saved_and_goes_on_to_the_same_end(step: int, numb
 
 @pytest.mark.parametrize("how", ["missing", "short"])
 @pytest.mark.parametrize("name", ["steps.jsonl", "epochs.jsonl"])
-def test_records_that_have_lost_lines_are_not_gone_on_with(name: str, how: str, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="the roof"):
-        run(tiny(), tmp_path, watcher=Stop(9, fail))
+def test_a_run_whose_record_has_lost_lines_is_not_resumed(name: str, how: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a planned failure"):
+        run(tiny(), tmp_path, display=Stop(9, fail))
     if how == "missing":
         (tmp_path / name).unlink()
     else:
         os.truncate(tmp_path / name, 10)
     place = re.escape(str(tmp_path))
-    with pytest.raises(Mistake, match=rf"{name} is shorter than it was .* delete {place} and run again"):
+    with pytest.raises(UsageError, match=rf"{name} is shorter than it was .* delete {place} and run again"):
         run(tiny(), tmp_path)
 
 
 @pytest.mark.parametrize("left", ["settings.json.part", "failure.txt", "log.txt", "lock"])
-def test_a_directory_that_was_never_claimed_can_be_claimed(left: str, tmp_path: Path) -> None:
+def test_a_directory_without_settings_can_be_used(left: str, tmp_path: Path) -> None:
     (tmp_path / left).write_text("")
     run(tiny(), tmp_path)
     assert not (tmp_path / "failure.txt").exists()
 
 
 @pytest.mark.parametrize("torn", ["lines", "checkpoint"])
-def test_what_a_kill_leaves_half_written_is_done_again(torn: str, tmp_path: Path) -> None:
+def test_what_a_kill_leaves_incomplete_is_repeated(torn: str, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="the roof"):
-        run(tiny(), tmp_path / "cut", watcher=Stop(9, fail))
+    with pytest.raises(RuntimeError, match="a planned failure"):
+        run(tiny(), tmp_path / "cut", display=Stop(9, fail))
     if torn == "lines":  # killed after the lines of an epoch were written, or some of them
         with (tmp_path / "cut" / "steps.jsonl").open("a") as file:
             file.write('{"step":7,"loss":1}\n{"step":8,"lo')
@@ -295,23 +343,23 @@ def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path
     assert records(tmp_path / "a")["steps.jsonl"] != records(tmp_path / "c")["steps.jsonl"]
 
 
-def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
-    orders = [tuple(order(100, seed, epoch).tolist()) for seed in (-1, 0, 1, 2, 2**70) for epoch in (1, 2, 3)]
+def test_every_epoch_and_every_seed_has_its_own_order() -> None:
+    orders = [tuple(sample_order(100, seed, epoch).tolist()) for seed in (-1, 0, 1, 2, 2**70) for epoch in (1, 2, 3)]
     assert len(set(orders)) == len(orders)
     assert all(sorted(each) == list(range(100)) for each in orders)
-    assert tuple(order(100, 1, 2).tolist()) in orders
+    assert tuple(sample_order(100, 1, 2).tolist()) in orders
 
 
-def test_another_place_is_noted_when_a_run_goes_on_there(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="the roof"):
-        run(tiny(), tmp_path, threads=2, watcher=Stop(9, fail))
+def test_a_change_of_environment_is_recorded(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a planned failure"):
+        run(tiny(), tmp_path, threads=2, display=Stop(9, fail))
     with pytest.warns(UserWarning, match="threads 2 before, 1 now"):
         run(tiny(), tmp_path, threads=1)
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["threads"] == 1 and environment["earlier"][0]["threads"] == 2
 
 
-def test_torch_keeps_its_threads(tmp_path: Path) -> None:
+def test_the_number_of_threads_is_restored(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     run(tiny(), tmp_path, threads=before + 1)
     assert torch.get_num_threads() == before
@@ -321,64 +369,68 @@ def test_the_checkpoint_holds_the_network_that_was_tested(tmp_path: Path) -> Non
     settings = tiny(strategy="north-random")
     result = run(settings, tmp_path)
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    from neurogenesis.experiments.models import mlp
-    from neurogenesis.experiments.training import accuracy_of
-
-    data = data_of(settings, None)
-    model = mlp(64, *result["widths"].values(), 10)
+    data = build_data(settings, None)
+    model = mlp(64, *result.widths.values(), 10)
     model.load_state_dict(state["model"])
-    assert accuracy_of(model, data.test) == result["accuracy"]
+    assert accuracy_of(model, data.test) == result.accuracy
 
 
 # --- directories that cannot be used ------------------------------------------------------------------------
 
 
-def test_a_directory_of_another_configuration_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_with_other_settings_is_left_alone(tmp_path: Path) -> None:
     run(tiny(), tmp_path)
     before = records(tmp_path)
-    with pytest.raises(Mistake, match=r"another configuration \(strategy north-select there, north-pre here\)"):
+    with pytest.raises(UsageError, match=r"other settings \(strategy north-select there, north-pre here\)"):
         run(tiny(strategy="north-pre"), tmp_path)
     assert records(tmp_path) == before
 
 
 def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(Mistake, match=r"not a run \(it has thesis.tex\)"):
+    with pytest.raises(UsageError, match=r"not a run \(it has thesis.tex\)"):
         run(tiny(), tmp_path)
     assert not (tmp_path / "settings.json").exists()
 
 
-def test_a_result_of_something_else_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_result_without_settings_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{}")
-    with pytest.raises(Mistake, match=r"is not a run \(it has result.json and no settings.json\)"):
+    with pytest.raises(UsageError, match=r"is not a run \(it has result.json and no settings.json\)"):
+        run(tiny(), tmp_path)
+
+
+def test_a_damaged_result_is_named(tmp_path: Path) -> None:
+    run(tiny(), tmp_path)
+    (tmp_path / "result.json").write_text('{"accuracy": 0.9}')
+    with pytest.raises(UsageError, match=r"result.json is not the result of a run .* and run again"):
         run(tiny(), tmp_path)
 
 
 def test_two_processes_do_not_write_the_same_run(tmp_path: Path) -> None:
-    with FileLock(tmp_path / "lock"), pytest.raises(Mistake, match="another process"):
+    with FileLock(tmp_path / "lock"), pytest.raises(UsageError, match="another process"):
         run(tiny(), tmp_path)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Mistake, match=re.escape(f"cannot write to {tmp_path / 'file' / 'run'}: Not a directory")):
+    with pytest.raises(UsageError, match=re.escape(f"cannot write to {tmp_path / 'file' / 'run'}: Not a directory")):
         run(tiny(), tmp_path / "file" / "run")
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("settings.json", b"{spoilt"), ("settings.json", b"[]"), ("checkpoint.pt", b"{spoilt")]
+    ("name", "content"), [("settings.json", b"{damaged"), ("settings.json", b"[]"), ("checkpoint.pt", b"{damaged")]
 )
-def test_a_spoilt_run_is_named(name: str, content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="the roof"):
-        run(tiny(), tmp_path, watcher=Stop(9, fail))
+def test_a_damaged_run_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="a planned failure"):
+        run(tiny(), tmp_path, display=Stop(9, fail))
     (tmp_path / name).write_bytes(content)
     place = re.escape(str(tmp_path))
-    with pytest.raises(Mistake, match=rf"{place}/{name}.*delete {place} and run again"):
+    with pytest.raises(UsageError, match=rf"{place}/{name}.*delete {place} and run again"):
         run(tiny(), tmp_path)
 
 
-def test_training_that_diverges_says_so(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"the loss is .* training has diverged"):
+def test_divergence_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the loss is .* training diverged"):
         run(tiny(strategy="big", learning_rate=1e12, epochs=20), tmp_path)
     (why,) = (tmp_path / "failure.txt").read_text().splitlines()
     assert why.startswith("the loss is") and "diverged" in why
@@ -390,14 +442,14 @@ def test_training_that_diverges_says_so(tmp_path: Path) -> None:
 @needs("mnist")
 def test_mnist_is_learned_in_an_epoch(tmp_path: Path) -> None:
     result = run(PRESETS["mnist"](epochs=1, strategy="north-random"), tmp_path, root=ROOT)
-    assert result["steps"] == 118
-    assert result["accuracy"] > 0.9
+    assert result.steps == 118
+    assert result.accuracy > 0.9
 
 
 @needs("cifar10")
 def test_a_strategy_that_is_not_for_the_network_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     made: Any = PRESETS["vgg11-cifar10-small"]
-    with pytest.raises(Mistake, match="--strategy north-pre is for dense layers"):
+    with pytest.raises(UsageError, match="--strategy north-pre is for dense layers"):
         run(made(strategy="north-pre", images=64), tmp_path / "run", root=ROOT)
     assert not (tmp_path / "run").exists()
 
@@ -405,14 +457,14 @@ def test_a_strategy_that_is_not_for_the_network_is_refused_before_anything_is_wr
 @needs("cifar10")
 @pytest.mark.parametrize("preset", ["vgg11-cifar10-small", "wrn28-cifar10-small"])
 @pytest.mark.filterwarnings("ignore:widths with more neurons than samples")
-def test_convolutional_networks_grow_on_cifar_and_can_be_cut_off(preset: str, tmp_path: Path) -> None:
+def test_convolutional_networks_grow_on_cifar_and_can_be_resumed(preset: str, tmp_path: Path) -> None:
     made: Any = PRESETS[preset]
     settings = made(epochs=2, images=96, test_images=32, batch=32, buffer=32, strategy="north-random", gamma=0.5)
     assert isinstance(settings, Convolutional)
     result = run(settings, tmp_path / "whole", root=ROOT, threads=1)
-    assert set(result["widths"]) == set(result["standard_widths"])
-    assert any(size > result["initial_widths"][width] for width, size in result["widths"].items())
-    with pytest.raises(RuntimeError, match="the roof"):
-        run(settings, tmp_path / "cut", root=ROOT, threads=1, watcher=Stop(5, fail))
+    assert set(result.widths) == set(result.standard_widths)
+    assert any(size > result.initial_widths[width] for width, size in result.widths.items())
+    with pytest.raises(RuntimeError, match="a planned failure"):
+        run(settings, tmp_path / "cut", root=ROOT, threads=1, display=Stop(5, fail))
     run(settings, tmp_path / "cut", root=ROOT, threads=1)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")

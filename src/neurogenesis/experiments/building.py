@@ -1,4 +1,4 @@
-"""What settings mean: data, network, widths and strategy."""
+"""From settings to data, network, sizes and strategy."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ from torch import nn
 
 import neurogenesis as ng
 
-from . import data as datasets
-from .errors import Mistake, unknown
+from .data import Data, DataError, generated, load
+from .errors import UsageError, unknown_name
 from .models import VGG11, WRN28, mlp, vgg11, wrn28, xavier
-from .presets import STATIC, Convolutional, Dense, Generated, Settings
+from .presets import NAMES, Generated
+from .settings import STATIC, Convolutional, Dense, Settings
 
 TIES = {"wrn28": [["group1.*"], ["group2.*"], ["group3.*"]]}
+"""Widths that grow together, by network."""
 
 
-def widths_of(settings: Settings, size: float) -> dict[str, int]:
-    """The sizes of all widths of the preset's network: neurons, or multiples of the standard widths."""
-    if isinstance(settings, Dense):
-        return {f"hidden{number}": int(size) for number in range(1, settings.hidden + 1)}
-    assert isinstance(settings, Convolutional)
-    standard = {"vgg11": VGG11, "wrn28": WRN28}[settings.network]
-    widths = {name: round(size * width) for name, width in standard.items()}
-    if min(widths.values()) < 1:
-        raise Mistake(f"--initial, --medium or --maximum {size}: a layer would have no channel")
-    return widths
+def build_data(settings: Settings, root: Path | None) -> Data:
+    """The preset's data set, or the part of it that the settings ask for."""
+    if isinstance(settings, Generated):
+        data = generated(settings.features, derived_seed(settings.seed, "data"))
+    else:
+        data = load(settings.data, root)
+    if isinstance(settings, Convolutional):
+        try:
+            data = data.first(settings.images, settings.test_images)
+        except DataError as error:
+            raise UsageError(f"--images or --test-images: {error}") from None
+    return data.holding_out(settings.holdout, derived_seed(settings.seed, "holdout"))
 
 
-def network_of(settings: Settings, data: datasets.Data) -> nn.Module:
-    """The untrained network that a run begins with."""
-    torch.manual_seed(derived(settings.seed, "weights"))
+def build_network(settings: Settings, data: Data) -> nn.Module:
+    """The untrained network at its initial size."""
+    torch.manual_seed(derived_seed(settings.seed, "weights"))
     if isinstance(settings, Dense):
         hidden = widths_of(settings, settings.size).values()
         return xavier(mlp(data.train[0].shape[1], *hidden, data.classes))
@@ -43,58 +47,73 @@ def network_of(settings: Settings, data: datasets.Data) -> nn.Module:
     return xavier(make(settings.size, data.classes))
 
 
-def strategy_of(settings: Settings, steps: int) -> ng.Strategy:
-    """The strategy with the settings' schedule, metric and factors."""
+def widths_of(settings: Settings, size: float) -> dict[str, int]:
+    """The sizes of all widths of the preset's network, for a size in neurons or as a multiple of the standard sizes."""
+    if isinstance(settings, Dense):
+        return {f"hidden{number}": int(size) for number in range(1, settings.hidden + 1)}
+    assert isinstance(settings, Convolutional)
+    standard = {"vgg11": VGG11, "wrn28": WRN28}[settings.network]
+    widths = {name: round(size * width) for name, width in standard.items()}
+    if min(widths.values()) < 1:
+        raise UsageError(f"--initial, --medium or --maximum {size}: a layer would have no channels")
+    return widths
+
+
+def build_strategy(settings: Settings, steps: int) -> ng.Strategy:
+    """The strategy with the schedule, metric and factors of the settings, for a training of `steps` gradient steps.
+
+    Raises UsageError if a setting that is not the default has no effect.
+    """
     names = [*(name for name in ng.strategies.STRATEGIES if name != "static"), *STATIC]
     if settings.strategy not in names:
-        raise unknown("strategy", settings.strategy, names)
+        raise unknown_name("strategy", settings.strategy, names)
     if settings.strategy == "north-pre" and isinstance(settings, Convolutional):
-        raise Mistake(f"--strategy north-pre is for dense layers, and {settings.name} has others: choose north-select")
-    if settings.static:
-        found = ng.strategies.strategy("static")
-    else:
-        found = ng.strategies.strategy(settings.strategy)
-    trigger: Any = found.trigger
-    if settings.schedule != "dynamic":
-        schedule = {"linear": ng.triggers.Linear, "batched": ng.triggers.Batched}[settings.schedule]
-        trigger = schedule(steps, widths_of(settings, settings.sizes["medium"]))
-    initialization: Any = found.initialization
-    changed = {field.name for field in fields(settings) if getattr(settings, field.name) != field.default}
-    for name in ("gamma", "metric", "scale", "least"):
-        value = getattr(settings, name)
-        having = [part for part in (trigger, initialization) if is_dataclass(part) and hasattr(part, name)]
-        if name in changed and not having:
-            raise _idle(name, settings)
-        if value is not None:
-            trigger = replace(trigger, **{name: value}) if trigger in having else trigger
-            initialization = replace(initialization, **{name: value}) if initialization in having else initialization
+        raise UsageError(
+            f"--strategy north-pre supports dense layers only, and {settings.name} has others: choose north-select"
+        )
+    named = ng.strategies.strategy("static" if settings.static else settings.strategy)
+    trigger, initialization = _configured(settings, _trigger(settings, named, steps), named.initialization)
     strategy = ng.Strategy(trigger, initialization)
-    if "every" in changed and (settings.static or settings.schedule != "dynamic"):
-        raise _idle("every", settings)
-    if "buffer" in changed and "activations" not in strategy.needs:
-        raise _idle("buffer", settings)
+    changed = _changed(settings)
+    if NAMES.every in changed and (settings.static or settings.schedule != "dynamic"):
+        raise _no_effect(NAMES.every, settings)
+    if NAMES.buffer in changed and "activations" not in strategy.needs:
+        raise _no_effect(NAMES.buffer, settings)
     return strategy
 
 
-def _idle(name: str, settings: Settings) -> Mistake:
+def _trigger(settings: Settings, named: ng.Strategy, steps: int) -> Any:
+    if settings.schedule == "dynamic":
+        return named.trigger
+    schedule = {"linear": ng.triggers.Linear, "batched": ng.triggers.Batched}[settings.schedule]
+    return schedule(steps, widths_of(settings, settings.sizes["medium"]))
+
+
+def _configured(settings: Settings, trigger: Any, initialization: Any) -> tuple[Any, Any]:
+    """Trigger and initialization with those settings that they have a field for."""
+    for name in (NAMES.gamma, NAMES.metric, NAMES.scale, NAMES.least):
+        value = getattr(settings, name)
+        for_trigger, for_initialization = (
+            is_dataclass(part) and hasattr(part, name) for part in (trigger, initialization)
+        )
+        if name in _changed(settings) and not for_trigger and not for_initialization:
+            raise _no_effect(name, settings)
+        if value is not None and for_trigger:
+            trigger = replace(trigger, **{name: value})
+        if value is not None and for_initialization:
+            initialization = replace(initialization, **{name: value})
+    return trigger, initialization
+
+
+def _changed(settings: Settings) -> set[str]:
+    return {field.name for field in fields(settings) if getattr(settings, field.name) != field.default}
+
+
+def _no_effect(name: str, settings: Settings) -> UsageError:
     schedule = f" ({settings.schedule})" if settings.schedule != "dynamic" else ""
-    return Mistake(f"--{name} has no effect on {settings.strategy}{schedule}: leave it out")
+    return UsageError(f"--{name} has no effect on {settings.strategy}{schedule}: remove it")
 
 
-def data_of(settings: Settings, root: Path | None) -> datasets.Data:
-    """The preset's data as tensors."""
-    if isinstance(settings, Generated):
-        data = datasets.generated(settings.features, derived(settings.seed, "data"))
-    else:
-        data = datasets.load(settings.data, root)
-    if isinstance(settings, Convolutional):
-        try:
-            data = data.first(settings.images, settings.test_images)
-        except datasets.DataError as error:
-            raise Mistake(f"--images or --test-images: {error}") from None
-    return data.holding_out(settings.holdout, derived(settings.seed, "holdout"))
-
-
-def derived(seed: int, purpose: str) -> int:
-    """A seed for one purpose; torch's generator takes no more than 32 bits of it."""
+def derived_seed(seed: int, purpose: str) -> int:
+    """A seed for one purpose, of 32 bits: torch's generator ignores any further ones."""
     return zlib.crc32(f"{seed} {purpose}".encode())

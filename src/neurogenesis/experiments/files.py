@@ -1,21 +1,70 @@
-"""Files that are written whole or not at all."""
+"""Files that are written completely or not at all, and errors that say which one failed."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .errors import UsageError
+from .record import CHECKPOINT_FILE, PARTIAL_SUFFIX, STUDY_FILE
 
-def replace(path: Path, write: Callable[[Path], Any]) -> None:
-    """Let `write` make a file beside it, and put that in its place when it is on disk: a full disk spoils nothing."""
-    unfinished = path.with_name(f"{path.name}.part")
+
+def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
+    """Call `write` with a temporary path and move the result to `path` once it is on disk.
+
+    If writing fails, as on a full disk, the old file stays as it was.
+    """
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
-        write(unfinished)
-        with unfinished.open("rb") as file:
+        write(partial)
+        with partial.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        os.replace(partial, path)
     except BaseException:
-        unfinished.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, or None if the file does not exist."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise damaged(path, "is not valid JSON") from None
+    if not isinstance(content, dict):
+        raise damaged(path, "does not contain a JSON object")
+    return content
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file, and its directory if necessary."""
+    with writing_to(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, lambda partial: partial.write_text(json.dumps(content, indent=1) + "\n"))
+
+
+def damaged(path: Path, problem: str) -> UsageError:
+    """An error for a file of a run or a study that cannot be used."""
+    useless = path if path.name == STUDY_FILE else path.parent  # a sweep writes study.json again; the runs are intact
+    return UsageError(f"{path} {problem}: delete {useless} and run again")
+
+
+@contextmanager
+def writing_to(directory: Path) -> Iterator[None]:
+    """Report a failure to write, such as a full disk, as an error that names the directory."""
+    try:
+        yield
+    except OSError as error:
+        saved = "; the same command resumes from the last checkpoint"
+        saved = saved if (directory / CHECKPOINT_FILE).exists() else ""
+        raise UsageError(
+            f"cannot write to {directory}: {error.strerror or error}. Free some space or choose another --out{saved}"
+        ) from error

@@ -1,4 +1,4 @@
-"""The networks of the paper: VGG-11 and WRN-28-1 for 32 x 32 images, and plain dense ones."""
+"""The networks of the paper: VGG-11 and WRN-28-1 for images of 32 x 32 pixels, and dense networks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WRN28 = {"stem": 16, "group1.0.conv1": 16, "group2.0.conv1": 32, "group3.0.conv1
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Dense layers of the given sizes with rectifiers between: `hidden1`, `hidden2`, ..., `output`."""
+    """Dense layers `hidden1`, `hidden2`, ..., `output` with ReLUs between them; the first size is that of the input."""
     model = nn.Sequential()
     for number, (before, after) in enumerate(pairwise(sizes[:-1]), 1):
         model.add_module(f"hidden{number}", nn.Linear(before, after))
@@ -25,7 +25,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def vgg11(scale: float = 1.0, classes: int = 10) -> nn.Sequential:
-    """VGG-11 without normalisation; `scale` multiplies all widths."""
+    """VGG-11 without normalization; `scale` multiplies all sizes."""
     model = nn.Sequential()
     before = 3
     for name, standard in VGG11.items():
@@ -43,7 +43,7 @@ def vgg11(scale: float = 1.0, classes: int = 10) -> nn.Sequential:
 
 
 class Block(nn.Module):
-    """A pre-activation residual block; the first of its group projects the stream to the group's width."""
+    """A pre-activation residual block; the first one of a group has a projection to the group's width."""
 
     def __init__(self, before: int, after: int, stride: int, first: bool):
         super().__init__()
@@ -60,7 +60,7 @@ class Block(nn.Module):
 
 
 def wrn28(scale: float = 1.0, classes: int = 10) -> nn.Sequential:
-    """WRN-28-1: a convolution, three groups of four residual blocks, and a linear layer; `scale` multiplies widths."""
+    """WRN-28-1: a convolution, three groups of four residual blocks, and a linear layer; `scale` multiplies sizes."""
     widths = [round(scale * width) for width in WRN28.values()]
     model = nn.Sequential()
     model.add_module("stem", nn.Conv2d(3, widths[0], 3, 1, 1, bias=False))

@@ -1,4 +1,4 @@
-"""The studies of the paper, one per figure and table, as data: which settings are combined with which."""
+"""The studies: sets of runs, one for each figure and table of the paper."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
-from .errors import Mistake, unknown
-from .presets import PRESETS, STATIC, Settings
+from .errors import UsageError, unknown_name
+from .presets import PRESETS
+from .settings import STATIC, Settings
 
 Choices = Mapping[str, Sequence[Any]]
 
 NORTH = ("north-select", "north-pre", "north-random", "north-weight")
-INTEGRATED = "north-integrated"  # with random neurons: on a schedule it is north-random
+INTEGRATED = "north-integrated"  # on a fixed schedule the same as north-random
 GRADIENT = ("gradmax", "firefly", "nest")
 GROWING = (*NORTH, INTEGRATED, *GRADIENT)
-CONVOLUTIONAL = ("north-select", "north-random", "north-weight", INTEGRATED)  # north-pre is for dense layers
+CONVOLUTIONAL = ("north-select", "north-random", "north-weight", INTEGRATED)  # north-pre supports dense layers only
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class Study:
     parts: tuple[Choices, ...]
     """Each part stands for all combinations of its values."""
     fixed: Mapping[str, Any]
+    """Settings of all runs."""
     seeds: int = 5
     timed: bool = False
-    """Its times matter: runs must not disturb each other."""
+    """Times are compared: runs must not slow each other down."""
 
     def runs(self, seeds: Sequence[int] | None = None, epochs: int | None = None) -> Iterator[Settings]:
         """The settings of every run, seed by seed."""
@@ -44,7 +46,7 @@ class Study:
 
 
 def _small(study: Study, preset: str, **fixed: Any) -> Study:
-    """The form of a study for two cores."""
+    """The small variant of a study, for two cores."""
     return replace(study, title=f"{study.title}, small form", preset=preset, fixed=fixed, seeds=2)
 
 
@@ -98,13 +100,13 @@ STUDIES: dict[str, Study] = {
         {},
     ),
     "mnist-preset": Study(
-        "MNIST, growth on fixed schedules: what initializations do",
+        "MNIST, initializations on fixed schedules",
         "mnist",
         ({"schedule": ("linear", "batched"), "strategy": (*NORTH, *GRADIENT)}, {"strategy": ("medium",)}),
         {},
     ),
     "mnist-paper": Study(
-        "MNIST, new weights as in the paper: without ages and margin",
+        "MNIST, as in the paper: without ages and margin",
         "mnist",
         (
             {"strategy": (*NORTH, INTEGRATED)},
@@ -114,7 +116,7 @@ STUDIES: dict[str, Study] = {
         {"ages": False, "margin": False},
     ),
     "mnist-gamma": Study(
-        "MNIST, how the metric and gamma matter",
+        "MNIST, sensitivity to the metric and gamma",
         "mnist",
         (
             {
@@ -126,13 +128,13 @@ STUDIES: dict[str, Study] = {
         {"holdout": 0.1},
     ),
     "mnist-batchsize": Study(
-        "MNIST, how the size of batches matters",
+        "MNIST, sensitivity to the batch size",
         "mnist",
         ({"batch": (32, 64, 128, 256, 512, 1024, 2048), "strategy": _SENSITIVE},),
         {"holdout": 0.1},
     ),
     "mnist-lr": Study(
-        "MNIST, how the learning rate matters",
+        "MNIST, sensitivity to the learning rate",
         "mnist",
         ({"learning_rate": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), "strategy": _SENSITIVE},),
         {"holdout": 0.1},
@@ -148,16 +150,19 @@ STUDIES: dict[str, Study] = {
 }
 
 
-def chosen(
+def select_runs(
     name: str, seeds: Sequence[int] | None = None, epochs: int | None = None, only: Sequence[str] = ("*",)
 ) -> tuple[Study, list[Settings]]:
-    """A study by its name, and those of its runs whose labels match one of some patterns."""
+    """A study by name, and its runs whose labels match one of the patterns."""
     if name not in STUDIES:
-        raise unknown("study", name, STUDIES)
+        raise unknown_name("study", name, STUDIES)
     study = STUDIES[name]
-    every = study.runs(seeds, epochs)
-    runs = [settings for settings in every if any(fnmatchcase(settings.label, pattern) for pattern in only)]
+    runs = [
+        settings
+        for settings in study.runs(seeds, epochs)
+        if any(fnmatchcase(settings.label, pattern) for pattern in only)
+    ]
     if not runs:
-        some = next(study.runs()).label
-        raise Mistake(f"--only {' '.join(only)!r} matches no run of {name}; they have names such as {some!r}")
+        example = next(study.runs()).label
+        raise UsageError(f"--only {' '.join(only)!r} matches no run of {name}; an example of a name is {example!r}")
     return study, runs

@@ -1,120 +1,123 @@
-"""The training loop of the experiments: a preset's settings in, a run's records out."""
+"""The training loop: gradient steps with growth, a test after each epoch, and the record of both."""
 
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
 
-from .building import TIES, data_of, derived, network_of, strategy_of, widths_of
+from .building import TIES, build_network, build_strategy, derived_seed, widths_of
 from .data import Data
-from .environment import device_of, environment
-from .errors import Mistake
-from .presets import Convolutional, Dense, Settings
-from .records import Records, read_json
-from .watchers import Silent, Watcher
-
-SECONDS = ("seconds", "trigger_seconds", "initialization_seconds")
-
-
-class Interrupted(Exception):
-    """Stopped by the user or the system, after everything was saved."""
+from .errors import UsageError
+from .progress import Display
+from .record import Checkpoint, Epoch, Result, Sizes, Step, Totals
+from .run_directory import RunDirectory
+from .settings import Convolutional, Settings
+from .signals import Interrupted, collect_signals
 
 
 @dataclass
 class Training:
-    """What changes while a network trains."""
+    """Everything that changes during training."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     decay: torch.optim.lr_scheduler.LRScheduler | None
-    grower: ng.Grower | None  # none for networks that do not grow: they are trained as anybody would
-    widths: dict[str, int]
-    parameters: int
-    step: int  # gradient steps done
-    epoch: dict[str, float]  # sums over the present epoch
+    grower: ng.Grower | None  # None for static networks: they are trained without the library
+    widths: Sizes
+    parameters: int = 0
+    step: int = 0
+    totals: Totals = field(default_factory=Totals)
 
-    def measure(self) -> None:
-        """Note the sizes of the network, which may have grown."""
+    def update_sizes(self) -> None:
+        """Update `widths` and `parameters` after growth."""
         self.widths = self.widths if self.grower is None else self.grower.widths
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "decay": None if self.decay is None else self.decay.state_dict(),
-            "grower": None if self.grower is None else self.grower.state_dict(),
-            "step": self.step,
-            "epoch": dict(self.epoch),
-        }
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            decay=None if self.decay is None else self.decay.state_dict(),
+            grower=None if self.grower is None else self.grower.state_dict(),
+            step=self.step,
+            epoch=dict(vars(self.totals)),
+        )
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, checkpoint: Checkpoint) -> None:
         if self.grower is not None:
-            self.grower.load_state_dict(state["grower"])  # first: it grows the model to its size
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+            assert checkpoint.grower is not None
+            self.grower.load_state_dict(dict(checkpoint.grower))  # first: it grows the model to its size
+        self.model.load_state_dict(checkpoint.model)
+        self.optimizer.load_state_dict(dict(checkpoint.optimizer))
         if self.decay is not None:
-            self.decay.load_state_dict(state["decay"])
-        self.step, self.epoch = state["step"], dict(state["epoch"])
-        self.measure()
+            assert checkpoint.decay is not None
+            self.decay.load_state_dict(dict(checkpoint.decay))
+        self.step, self.totals = checkpoint.step, Totals(**checkpoint.epoch)
+        self.update_sizes()
 
 
-def beginning(settings: Settings, data: Data, device: torch.device) -> Training:
-    """Everything as it is before the first gradient step."""
+def start_training(settings: Settings, data: Data, device: torch.device) -> Training:
+    """Network, optimizer and grower before the first gradient step."""
     steps = settings.epochs * math.ceil(len(data.train[0]) / settings.batch)
-    model = network_of(settings, data).to(device)
+    model = build_network(settings, data).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     decay = None
     if settings.decay == "cosine":
         decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    grower = None
-    if not settings.static:
-        try:
-            grower = ng.Grower(
-                model,
-                optimizer,
-                strategy_of(settings, steps),
-                example=data.train[0][:2].to(device),
-                max_width=widths_of(settings, settings.sizes["big"]),
-                every=settings.every,
-                tie=TIES.get(getattr(settings, "network", ""), ()),
-                buffer=settings.buffer,
-                seed=derived(settings.seed, "growth"),
-                ages=settings.ages,
-                margin=settings.margin,
-            )
-        except ValueError as error:  # a strategy that is not for this network
-            raise Mistake(f"--strategy {settings.strategy}: {error}") from error
-        if "activations" in grower.strategy.needs:
-            chosen = order(len(data.train[0]), settings.seed, 0)[: settings.buffer]
-            for part in chosen.split(settings.batch):  # type: ignore[no-untyped-call]
-                grower.fill(data.train[0][part].to(device))
-    sums = dict.fromkeys(("loss", *SECONDS), 0.0)
-    training = Training(model, optimizer, decay, grower, widths_of(settings, settings.size), 0, 0, sums)
-    training.measure()
+    grower = None if settings.static else _grower(settings, model, optimizer, data, device, steps)
+    training = Training(model, optimizer, decay, grower, widths_of(settings, settings.size))
+    training.update_sizes()
     return training
 
 
-def order(samples: int, seed: int, epoch: int) -> Tensor:
-    """The order of samples in an epoch; a function of the seed and the epoch alone, so that runs can be resumed."""
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(derived(seed, f"order {epoch}")))
+def _grower(
+    settings: Settings,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Data,
+    device: torch.device,
+    steps: int,
+) -> ng.Grower:
+    """The grower, with its buffer of activations filled."""
+    inputs = data.train[0]
+    try:
+        grower = ng.Grower(
+            model,
+            optimizer,
+            build_strategy(settings, steps),
+            example=inputs[:2].to(device),
+            max_width=widths_of(settings, settings.sizes["big"]),
+            every=settings.every,
+            tie=TIES.get(getattr(settings, "network", ""), ()),
+            buffer=settings.buffer,
+            seed=derived_seed(settings.seed, "growth"),
+            ages=settings.ages,
+            margin=settings.margin,
+        )
+    except ValueError as error:  # the strategy does not support this network
+        raise UsageError(f"--strategy {settings.strategy}: {error}") from error
+    if "activations" in grower.strategy.needs:
+        samples = sample_order(len(inputs), settings.seed, 0)[: settings.buffer]
+        for batch in samples.split(settings.batch):  # type: ignore[no-untyped-call]
+            grower.fill(inputs[batch].to(device))
+    return grower
 
 
-def gradient_step(training: Training, x: Tensor, y: Tensor) -> dict[str, Any]:
-    """One step of the optimizer, then of the grower; what is recorded of it."""
+def sample_order(samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of samples in an epoch; it depends on seed and epoch only, so that a run can be resumed."""
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(derived_seed(seed, f"order {epoch}")))
+
+
+def gradient_step(training: Training, x: Tensor, y: Tensor, epoch: int) -> Step:
+    """A step of the optimizer, then of the grower."""
     started = time.perf_counter()
     loss = nn.functional.cross_entropy(training.model(x), y)
     training.optimizer.zero_grad()
@@ -122,47 +125,56 @@ def gradient_step(training: Training, x: Tensor, y: Tensor) -> dict[str, Any]:
     training.optimizer.step()
     if training.decay is not None:
         training.decay.step()
-    value = loss.item()  # waits for the device, so that the times are true
-    looking = time.perf_counter()
+    value = loss.item()  # waits for the device, which makes the times comparable
+    trained = time.perf_counter()
     events: list[ng.Event] = []
     seen = []
     if training.grower is not None:
         events = training.grower.step(lambda: nn.functional.cross_entropy(training.model(x), y))
         latest, now = training.grower.history.latest, training.grower.steps
-        seen = [each for each in latest.values() if each.step == now]
+        seen = [observation for observation in latest.values() if observation.step == now]
     if events:
-        training.measure()
-    done = time.perf_counter()
+        training.update_sizes()
+    ended = time.perf_counter()
     training.step += 1
-    grown = sum(event.seconds for event in events)
-    line = {
-        "step": training.step,
-        "loss": round_to(value),
-        "parameters": training.parameters,
-        "widths": training.widths,
-        "metric": {each.width: round_to(each.metric) for each in seen if each.metric is not None},
-        "threshold": {each.width: round_to(each.threshold) for each in seen if each.threshold is not None},
-        "seconds": round(done - started, 6),
-        "trigger_seconds": round(done - looking - grown, 6) if training.grower else 0.0,
-        "initialization_seconds": round(grown, 6),
-    }
-    for name in ("loss", *SECONDS):
-        training.epoch[name] += line[name] * (len(x) if name == "loss" else 1)  # type: ignore[operator]
-    return line
+    growth_seconds = sum(event.seconds for event in events)
+    step = Step(
+        epoch=epoch,
+        step=training.step,
+        loss=_single(value),
+        parameters=training.parameters,
+        widths=training.widths,
+        metric={each.width: _single(each.metric) for each in seen if each.metric is not None},
+        threshold={each.width: _single(each.threshold) for each in seen if each.threshold is not None},
+        seconds=round(ended - started, 6),
+        trigger_seconds=round(ended - trained - growth_seconds, 6) if training.grower else 0.0,
+        initialization_seconds=round(growth_seconds, 6),
+    )
+    _add(training.totals, step, len(x))
+    return step
 
 
-def round_to(value: float | None, digits: int = 7) -> float | None:
-    """Rounded to what single precision knows."""
-    return None if value is None else float(f"{value:.{digits}g}")
+def _single(value: float) -> float:
+    """Round to the digits that single precision has."""
+    return float(f"{value:.7g}")
+
+
+def _add(totals: Totals, step: Step, samples: int) -> None:
+    assert step.loss is not None
+    totals.loss += step.loss * samples
+    totals.seconds += step.seconds
+    totals.trigger_seconds += step.trigger_seconds
+    totals.initialization_seconds += step.initialization_seconds
 
 
 @torch.no_grad()
-def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 1000) -> float:
-    """The part of samples that the network classifies rightly."""
+def accuracy_of(model: nn.Module, samples: tuple[Tensor, Tensor], batch: int = 1000) -> float:
+    """The fraction of samples that the network classifies correctly."""
     model.eval()
-    right = [model(x).argmax(1) == y for x, y in zip(*(part.split(batch) for part in data), strict=True)]  # type: ignore[no-untyped-call]
+    batches = zip(*(part.split(batch) for part in samples), strict=True)  # type: ignore[no-untyped-call]
+    correct = torch.cat([model(x).argmax(1) == y for x, y in batches])
     model.train()
-    return torch.cat(right).sum().item() / len(data[1])
+    return correct.sum().item() / len(samples[1])
 
 
 def train(
@@ -170,150 +182,83 @@ def train(
     training: Training,
     data: Data,
     device: torch.device,
-    records: Records,
-    watcher: Watcher,
-) -> dict[str, Any]:
-    """Train from the beginning, or from where the records end; the result."""
+    directory: RunDirectory,
+    display: Display,
+) -> Result:
+    """Train to the end, from the start or from the checkpoint."""
     x, y = (part.to(device) for part in data.train)
     test = data.test[0].to(device), data.test[1].to(device)
     batches = math.ceil(len(x) / settings.batch)
     steps = batches * settings.epochs
-    initial = training.widths
-    saved = records.load(device)
-    if saved is not None:
-        training.load(saved)
-    watcher.started(settings, steps, training.step)
-    line: dict[str, Any] = {}
-    with interruptions() as interrupted:
+    initial_widths = training.widths
+    checkpoint = directory.load(device)
+    if checkpoint is not None:
+        training.load(checkpoint)
+    display.on_start(settings, steps, training.step)
+    with collect_signals() as signals:
         for epoch in range(training.step // batches + 1, settings.epochs + 1):
-            chosen = order(len(x), settings.seed, epoch).to(device).split(settings.batch)  # type: ignore[no-untyped-call]
-            for batch in chosen[training.step % batches :]:
-                line = {"epoch": epoch, **gradient_step(training, x[batch], y[batch])}
-                if not math.isfinite(line["loss"]):
-                    raise Mistake(
-                        f"the loss is {line['loss']} at step {line['step']}: training has diverged; try a lower "
-                        "--learning-rate"
+            order = sample_order(len(x), settings.seed, epoch).to(device).split(settings.batch)  # type: ignore[no-untyped-call]
+            for batch in order[training.step % batches :]:
+                step = gradient_step(training, x[batch], y[batch], epoch)
+                if step.loss is None or not math.isfinite(step.loss):
+                    raise UsageError(
+                        f"the loss is {step.loss} at step {step.step}: training diverged; try a lower --learning-rate"
                     )
-                records.add("steps.jsonl", line)
-                watcher.stepped(line)
-                if interrupted and training.step % batches:
-                    records.save(training.state())
+                directory.add(step)
+                display.on_step(step)
+                if signals and training.step % batches:
+                    directory.save(training.checkpoint())
                     raise Interrupted(f"stopped at step {training.step} of {steps}")
-            started = time.perf_counter()
-            accuracy = accuracy_of(training.model, test)
-            line = {
-                "epoch": epoch,
-                "step": training.step,
-                "loss": round_to(training.epoch["loss"] / len(x)),
-                "accuracy": accuracy,
-                "parameters": training.parameters,
-                "widths": training.widths,
-                "train_seconds": round(training.epoch["seconds"], 6),
-                "trigger_seconds": round(training.epoch["trigger_seconds"], 6),
-                "initialization_seconds": round(training.epoch["initialization_seconds"], 6),
-                "test_seconds": round(time.perf_counter() - started, 6),
-            }
-            records.add("epochs.jsonl", line)
-            training.epoch = dict.fromkeys(training.epoch, 0.0)
-            records.save(training.state())
-            watcher.finished_epoch(line)
-            if interrupted and epoch < settings.epochs:
+            tested = _finish_epoch(training, epoch, len(x), test)
+            directory.add(tested)
+            directory.save(training.checkpoint())
+            display.on_epoch(tested)
+            if signals and epoch < settings.epochs:
                 raise Interrupted(f"stopped after epoch {epoch} of {settings.epochs}")
-    standard = widths_of(settings, 1.0) if isinstance(settings, Convolutional) else None
-    epochs = records.lines("epochs.jsonl")
-    return {
-        **{name: epochs[-1][name] for name in ("accuracy", "loss", "parameters", "widths")},
-        "initial_widths": initial,
-        "standard_widths": standard,
-        "steps": steps,
-        **{name: round(sum(line[name] for line in epochs), 6) for name in epochs[-1] if name.endswith("seconds")},
-    }
+    standard_widths = widths_of(settings, 1.0) if isinstance(settings, Convolutional) else None
+    return _result(directory.epochs(), initial_widths, standard_widths, steps)
+
+
+def _finish_epoch(training: Training, epoch: int, samples: int, test: tuple[Tensor, Tensor]) -> Epoch:
+    """Test the network, and start the totals of the next epoch."""
+    started = time.perf_counter()
+    accuracy = accuracy_of(training.model, test)
+    totals, training.totals = training.totals, Totals()
+    return Epoch(
+        epoch=epoch,
+        step=training.step,
+        loss=_single(totals.loss / samples),
+        accuracy=accuracy,
+        parameters=training.parameters,
+        widths=training.widths,
+        train_seconds=round(totals.seconds, 6),
+        trigger_seconds=round(totals.trigger_seconds, 6),
+        initialization_seconds=round(totals.initialization_seconds, 6),
+        test_seconds=round(time.perf_counter() - started, 6),
+    )
+
+
+def _result(epochs: list[Epoch], initial_widths: Sizes, standard_widths: Sizes | None, steps: int) -> Result:
+    last = epochs[-1]
+    assert last.accuracy is not None
+    return Result(
+        accuracy=last.accuracy,
+        loss=last.loss,
+        parameters=last.parameters,
+        widths=last.widths,
+        initial_widths=initial_widths,
+        standard_widths=standard_widths,
+        steps=steps,
+        train_seconds=round(sum(epoch.train_seconds for epoch in epochs), 6),
+        trigger_seconds=round(sum(epoch.trigger_seconds for epoch in epochs), 6),
+        initialization_seconds=round(sum(epoch.initialization_seconds for epoch in epochs), 6),
+        test_seconds=round(sum(epoch.test_seconds for epoch in epochs), 6),
+    )
 
 
 @contextmanager
-def interruptions() -> Iterator[list[int]]:
-    """Gather the first Ctrl-C, or the system's request to end, in a list; the second one ends at once."""
-    gathered: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield gathered
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
-
-    def gather(number: int, frame: Any) -> None:
-        gathered.append(number)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in before:
-        signal.signal(number, gather)
-    try:
-        yield gathered
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-# --- a run -------------------------------------------------------------------------------------------------
-
-
-def run(
-    settings: Settings,
-    out: Path,
-    *,
-    root: Path | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    watcher: Watcher | None = None,
-) -> dict[str, Any]:
-    """Train as the settings say and record it in a directory; goes on where an earlier run was cut off.
-
-    Args:
-        settings: of a preset.
-        out: the run's directory.
-        root: where data sets are, as in `neurogenesis.experiments.data.load`.
-        device: what to train on.
-        threads: of torch; 1 for dense networks, which are small, and all cores for convolutions by default.
-        watcher: what shows the progress.
-
-    Returns:
-        The result, as in `result.json`.
-    """
-    place = device_of(device)
-    strategy_of(settings, 1)  # this and the next say what is wrong before anything is read
-    widths_of(settings, settings.sizes["small"])
-    if threads is not None and threads < 1:
-        raise Mistake(f"--threads: expected a positive number, not {threads}")
-    records = Records(out)
-    if (out / "result.json").exists():
-        if not records.compare(settings.record()):
-            raise Mistake(f"{out} is not a run (it has result.json and no settings.json): choose another --out")
-        return read_json(out / "result.json") or {}
-    with threads_of_torch(1 if threads is None and isinstance(settings, Dense) else threads):
-        data = data_of(settings, root)
-        training = beginning(settings, data, place)  # and this before anything is written
-        with records.opened(settings.record()):
-            records.start(environment(place))
-            watcher = watcher or Silent()
-            try:
-                result = train(settings, training, data, place, records, watcher)
-            except (KeyboardInterrupt, Interrupted):
-                raise
-            except Mistake as mistake:
-                records.fail(" ".join(str(mistake).split()) + "\n")
-                raise
-            except Exception:
-                records.fail(traceback.format_exc())
-                raise
-            finally:
-                watcher.close()
-            records.finish(result)
-    return result
-
-
-@contextmanager
-def threads_of_torch(threads: int | None) -> Iterator[None]:
-    """So many threads for a while; None leaves them as they are."""
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Set torch's number of threads for a while; None leaves it as it is."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:

@@ -4,11 +4,11 @@
   const options = {
     mode: "vega-lite",
     renderer: "svg",
-    logLevel: 1, // errors only: Vega also warns of layers that have no extent because a click has emptied them
+    logLevel: 1, // errors only: Vega also warns about layers that a click has emptied
     actions: { export: true, source: false, compiled: false, editor: false },
   };
 
-  // Tables come as columns; one that repeats few texts has these once, and their numbers.
+  // Tables are stored by column; a column of texts has each different text once, and their indices.
   const unpacked = ({ length, columns }) =>
     Array.from({ length }, (_, row) =>
       Object.fromEntries(
@@ -17,12 +17,12 @@
     );
   const datasets = (data) => Object.fromEntries(Object.entries(data).map(([name, table]) => [name, unpacked(table)]));
 
-  // What a click on a legend hides is hidden in all figures: their selections are kept the same.
+  // A click in a legend hides a value in all figures: their selections are kept equal.
   const hidden = {};
-  const legends = new Map(); // of drawn views: by view, the stores of their selections
+  const legends = new Map(); // by view, the legends of its selections
   const shownIn = (view, legend) => view.data(legend.store).map((tuple) => tuple.values[0]);
 
-  function follow(view, specification) {
+  function synchronize(view, specification) {
     const own = (specification.params || [])
       .filter((parameter) => parameter.bind === "legend")
       .map((parameter) => {
@@ -33,24 +33,24 @@
     legends.set(view, own);
     for (const legend of own) {
       hidden[legend.field] = hidden[legend.field] || new Set();
-      view.addDataListener(legend.store, () => spread(view, legend));
-      agree(view, legend);
+      view.addDataListener(legend.store, () => publish(view, legend));
+      adopt(view, legend);
     }
   }
 
-  function spread(view, legend) {
+  function publish(view, legend) {
     const shown = shownIn(view, legend);
     for (const name of legend.names) {
-      // Nothing selected is everything shown: hiding the last one brings all back.
+      // An empty selection shows everything: hiding the last one shows all again.
       if (shown.length && !shown.includes(name)) hidden[legend.field].add(name);
       else hidden[legend.field].delete(name);
     }
     for (const [other, own] of legends) {
-      if (other !== view) own.filter((one) => one.field === legend.field).forEach((one) => agree(other, one));
+      if (other !== view) own.filter((one) => one.field === legend.field).forEach((one) => adopt(other, one));
     }
   }
 
-  function agree(view, legend) {
+  function adopt(view, legend) {
     const wanted = legend.names.filter((name) => !hidden[legend.field].has(name));
     const shown = shownIn(view, legend);
     const same = wanted.length === shown.length && wanted.every((name) => shown.includes(name));
@@ -63,7 +63,7 @@
     const { specification } = figures[chart.dataset.figure];
     const named = { ...options, downloadFileName: chart.dataset.figure };
     const { view } = await vegaEmbed(chart, { ...specification, datasets: datasets(data) }, named);
-    follow(view, specification);
+    synchronize(view, specification);
     return view;
   }
 

@@ -1,10 +1,11 @@
-"""The report as one HTML file that opens offline."""
+"""The report as one HTML page that works offline."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from html import escape
 from importlib.metadata import version
@@ -14,20 +15,25 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from .figures import VEGA_LITE
-from .records import STATES, Records, Run
-from .sections import Section, heading, lost, shown
-from .style import Data, Figure, Look, Row
-from .tables import Table, cost, summary
+from ..experiments.parsing import to_json
+from ..experiments.presets import NAMES
+from ..experiments.record import Environment
+from .figures import Figure, Palette
+from .figures.figure import Data, Row
+from .names import format_value, heading
+from .pictures import VEGA_LITE
+from .runs import STATES, Found, Run
+from .sections import Section, missing_note
+from .tables import Table, cost_table, results_table
 
-# Nothing may be loaded from anywhere. Vega makes functions of expressions.
+# Nothing is loaded from elsewhere. Vega compiles expressions to functions, which needs unsafe-eval.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
-_LONG = 24  # rows of a table that would keep one from the figures
+_LONG = 24  # tables with more rows come after the figures
 
 
-def page(records: Records, drawn: Sequence[tuple[Section, Sequence[Figure]]], look: Look) -> str:
+def make_page(found: Found, drawn: Sequence[tuple[Section, Sequence[Figure]]], palette: Palette) -> str:
     """The whole page."""
-    sections = "".join(_section(section, figures, look, len(drawn) > 1) for section, figures in drawn)
+    sections = "".join(_section(section, figures, palette, len(drawn) > 1) for section, figures in drawn)
     contents = {figure.name: _content(figure) for _, figures in drawn for figure in figures}
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -40,10 +46,10 @@ def page(records: Records, drawn: Sequence[tuple[Section, Sequence[Figure]]], lo
 <style>{_asset("page.css")}</style>
 </head>
 <body>
-<header><h1>{escape(_title(drawn))}</h1>{_counts(records.runs)}</header>
-{_navigation(drawn, records)}
-<main>{sections}{_left_out(records)}</main>
-<footer>{_footer(records)}</footer>
+<header><h1>{escape(_title(drawn))}</h1>{_counts(found.runs)}</header>
+{_navigation(drawn, found)}
+<main>{sections}{_skipped(found)}</main>
+<footer>{_footer(found)}</footer>
 <script type="application/json" id="figures">{_json(contents)}</script>
 <script>{{{_bundle()}}}</script>
 <script>{_asset("page.js")}</script>
@@ -58,7 +64,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _bundle() -> str:
-    """Vega, Vega-Lite and Vega-Embed, which put themselves into the window."""
+    """Vega, Vega-Lite and Vega-Embed, which add themselves to the window."""
     bundle: str = vl_convert.javascript_bundle(vl_version=VEGA_LITE)  # type: ignore[call-arg]
     return bundle
 
@@ -69,33 +75,33 @@ def _title(drawn: Sequence[tuple[Section, object]]) -> str:
 
 def _counts(runs: Sequence[Run]) -> str:
     finished = sum(run.state == "finished" for run in runs)
-    told = f"{finished} finished run{'' if finished == 1 else 's'}"
+    counts = f"{finished} finished run{'' if finished == 1 else 's'}"
     for state in STATES[1:]:
         if number := sum(run.state == state for run in runs):
-            told += f", {number} {state}"
+            counts += f", {number} {state}"
     hints = (
-        "Click on a strategy in a legend to hide or show it in all figures, on the head of a column to sort by it. "
-        "The three dots beside a figure save it."
+        "Click a strategy in a legend to hide or show it in all figures, or the heading of a column to sort by it. "
+        "The menu with three dots next to a figure saves it."
     )
-    return f'<p>{told}</p><p class="soft screen">{hints}</p>'
+    return f'<p>{counts}</p><p class="soft screen">{hints}</p>'
 
 
-def _navigation(drawn: Sequence[tuple[Section, object]], records: Records) -> str:
+def _navigation(drawn: Sequence[tuple[Section, object]], found: Found) -> str:
     if len(drawn) == 1:
         return ""
     links = [(section.name, section.title) for section, _ in drawn]
-    links += [("left-out", "Left out")] if records.left_out else []
+    links += [("skipped", "Skipped")] if found.skipped else []
     items = "".join(f'<li><a href="#{escape(name)}">{escape(title)}</a></li>' for name, title in links)
     return f"<nav><ul>{items}</ul></nav>"
 
 
-def _section(section: Section, figures: Sequence[Figure], look: Look, several: bool) -> str:
+def _section(section: Section, figures: Sequence[Figure], palette: Palette, several: bool) -> str:
     title = f"<h2>{escape(section.title)}</h2>" if several else ""
-    found, measured = summary(section), cost(section)
-    results, costs = [_table(found, look)], [_table(measured, look)] if measured else []
-    if all(run.settings.get("epochs") == 1 for run in section.runs):  # too short for results: a study of cost
+    result, cost = results_table(section), cost_table(section)
+    results, costs = [_table(result, palette)], [_table(cost, palette)] if cost else []
+    if all(run.settings.epochs == 1 for run in section.runs):  # too short for results: a study of cost
         first, last = costs, results
-    elif len(found.rows) > _LONG:
+    elif len(result.rows) > _LONG:
         first, last = [], results + costs
     else:
         first, last = results, costs
@@ -103,7 +109,7 @@ def _section(section: Section, figures: Sequence[Figure], look: Look, several: b
     parts = [
         f'<section id="{escape(section.name)}">{title}',
         f'<p class="soft">{escape(_common(section))}</p>',
-        _lost(section),
+        _missing_runs(section),
         *first,
         *(_figure(figure) for figure in figures if figure not in timeline),
         *last,
@@ -114,29 +120,29 @@ def _section(section: Section, figures: Sequence[Figure], look: Look, several: b
 
 
 def _common(section: Section) -> str:
-    """What all runs of a section have in common."""
+    """The settings that all runs of a section have in common."""
     every = [run.settings for run in section.runs]
-    hidden = ("strategy", "seed", "preset")
+    omitted = (NAMES.strategy, NAMES.seed, NAMES.preset)
     same = {
         key: value
         for key, value in every[0].items()
-        if key not in hidden and value is not None and all(other.get(key) == value for other in every)
+        if key not in omitted and value is not None and all(other.get(key) == value for other in every)
     }
     return ", ".join(
-        [f"preset {every[0]['preset']}", *(f"{heading(key)} {shown(value)}" for key, value in same.items())]
+        [f"preset {every[0].preset}", *(f"{heading(key)} {format_value(value)}" for key, value in same.items())]
     )
 
 
-def _lost(section: Section) -> str:
-    told = lost(section.configurations, limit=0)
-    gone = [run for run in section.runs if run.state != "finished"]
-    if not gone:
+def _missing_runs(section: Section) -> str:
+    note = missing_note(section.configurations, limit=0)
+    missing = [run for run in section.runs if run.state != "finished"]
+    if not missing:
         return ""
-    items = "".join(f"<li><code>{escape(str(run.path))}</code> {escape(_why(run))}</li>" for run in gone)
-    return f'<details><summary class="note">{escape(told)}</summary><ul>{items}</ul></details>'
+    items = "".join(f"<li><code>{escape(str(run.path))}</code> {escape(_reason(run))}</li>" for run in missing)
+    return f'<details><summary class="note">{escape(note)}</summary><ul>{items}</ul></details>'
 
 
-def _why(run: Run) -> str:
+def _reason(run: Run) -> str:
     return f"{run.state}: {run.failure}" if run.failure else run.state
 
 
@@ -154,16 +160,16 @@ def _select(figure: Figure) -> str:
     if len(figure.choices) == 1:
         return ""
     options = "".join(f"<option>{escape(choice.label)}</option>" for choice in figure.choices)
-    # Browsers remember the choice of a form, which would then not be the one that is drawn.
+    # Otherwise browsers restore the last choice after a reload, while the first one is drawn.
     return f'<label>Run <select autocomplete="off">{options}</select></label> '
 
 
-def _table(table: Table, look: Look) -> str:
+def _table(table: Table, palette: Palette) -> str:
     head = "".join(f'<th scope="col" tabindex="0">{escape(column)}</th>' for column in table.columns)
     body = ""
     for row in table.rows:
-        cells = [f'<td data-order="{escape(str(cell.order))}">{escape(cell.text)}</td>' for cell in row]
-        swatch = f'<span class="swatch" style="background:{look.colours[row[0].text]}"></span>'
+        cells = [f'<td data-order="{escape(str(cell.sort_key))}">{escape(cell.text)}</td>' for cell in row]
+        swatch = f'<span class="swatch" style="background:{palette.colors[row[0].text]}"></span>'
         cells[0] = cells[0].replace(">", f">{swatch}", 1)
         body += f"<tr>{''.join(cells)}</tr>"
     return (
@@ -172,38 +178,38 @@ def _table(table: Table, look: Look) -> str:
     )
 
 
-def _left_out(records: Records) -> str:
-    if not records.left_out:
+def _skipped(found: Found) -> str:
+    if not found.skipped:
         return ""
     items = "".join(
-        f"<li><code>{escape(str(left.path))}</code> {escape(left.reason)}</li>" for left in records.left_out
+        f"<li><code>{escape(str(skipped.path))}</code> {escape(skipped.reason)}</li>" for skipped in found.skipped
     )
-    return f'<section id="left-out"><h2>Left out</h2><p>The report does without these.</p><ul>{items}</ul></section>'
+    return f'<section id="skipped"><h2>Skipped</h2><p>These are not in the report.</p><ul>{items}</ul></section>'
 
 
-def _footer(records: Records) -> str:
-    command = shlex.join(["neurogenesis", "report", *map(str, records.paths)])
+def _footer(found: Found) -> str:
+    command = shlex.join(["neurogenesis", "report", *map(str, found.paths)])
     made = f"neurogenesis {version('torch-neurogenesis')}, Altair {alt.__version__}, Vega-Lite {VEGA_LITE[1:]}"
-    found: dict[str, dict[str, None]] = {}
-    for run in records.runs:
-        for key, value in _flat(run.environment):
-            found.setdefault(key, {})[value] = None
+    environments: dict[str, set[str]] = {}
+    for run in found.runs:
+        for name, value in _flat(run.environment):
+            environments.setdefault(name, set()).add(value)
     rows = [("command", f"<code>{escape(command)}</code>"), ("made with", escape(made))]
-    rows += [(escape(key), escape(_several(sorted(values)))) for key, values in found.items()]
+    rows += [(escape(name), escape(_list(sorted(values)))) for name, values in environments.items()]
     return f"<dl>{''.join(f'<dt>{key}</dt><dd>{value}</dd>' for key, value in rows)}</dl>"
 
 
-def _flat(environment: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """What is known of the places a run was at, the earlier ones included."""
-    for key, value in environment.items():
-        if key == "earlier" and isinstance(value, list):
-            for earlier in value:
-                yield from _flat(earlier) if isinstance(earlier, Mapping) else ()
-        elif value is not None:
-            yield str(key), str(value)
+def _flat(environment: Environment | None) -> Iterator[tuple[str, str]]:
+    """Names and values of all environments of a run, including earlier ones."""
+    if environment is None:
+        return
+    for place in (to_json(replace(environment, earlier=())), *environment.earlier):
+        for name, value in place.items():
+            if value is not None:
+                yield str(name), str(value)
 
 
-def _several(values: Sequence[str]) -> str:
+def _list(values: Sequence[str]) -> str:
     return ", ".join(values) if len(values) <= 3 else f"{values[0]} to {values[-1]}"
 
 
@@ -213,7 +219,7 @@ def _content(figure: Figure) -> Row:
 
 
 def _packed(data: Data) -> Row:
-    """Tables as columns: names of fields once, and texts that are repeated once."""
+    """Tables by column, in which each different text occurs only once."""
     return {name: {"length": len(rows), "columns": _columns(rows)} for name, rows in data.items()}
 
 
@@ -223,17 +229,17 @@ def _columns(rows: Sequence[Row]) -> Row:
         values = [row.get(name) for row in rows]
         if any(isinstance(value, str) for value in values):
             levels = list(dict.fromkeys(values))
-            places = {level: place for place, level in enumerate(levels)}
-            columns[name] = {"levels": levels, "values": [places[value] for value in values]}
+            indices = {level: index for index, level in enumerate(levels)}
+            columns[name] = {"levels": levels, "values": [indices[value] for value in values]}
         elif any(value is not None for value in values):
-            columns[name] = {"values": [_shortest(value) for value in values]}
+            columns[name] = {"values": [_shortened(value) for value in values]}
     return columns
 
 
-def _shortest(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _json(content: object) -> str:
-    # As text within a page, "<" could end the script.
+    # A "<" in the text could end the script element.
     return json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")

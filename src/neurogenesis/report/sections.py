@@ -1,91 +1,36 @@
-"""Runs by configuration: the settings that differ within a study, with seeds taken together."""
+"""A section of the report: the runs of a study by configuration, that is by everything but the seed."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..experiments.presets import SIZES, STATIC
+from ..experiments.presets import GROWTH_SETTINGS, NAMES
+from ..experiments.record import RecordedSettings, Result
+from ..experiments.settings import SIZES, STATIC
 from ..experiments.studies import GRADIENT
-from .records import STATES, Result, Run, Study
+from .names import display_name, phrase, strategy_name, strategy_rank
+from .runs import STATES, Run, Study
 from .statistics import Statistic, statistic
 
-ORDER = (
-    "north-select", "north-select-least", "north-pre", "north-random", "north-weight", "north-integrated",
-    "gradmax", "firefly", "nest",
+_UNUSED_BY_STATIC = (*GROWTH_SETTINGS, *SIZES.values())
+_NEVER_VARIED = (NAMES.preset, NAMES.strategy, NAMES.seed, NAMES.least)
+_FIRST = (
+    NAMES.schedule, NAMES.metric, NAMES.gamma, NAMES.batch, NAMES.learning_rate, NAMES.hidden, NAMES.features,
 )  # fmt: skip
-_NAMES = {
-    "north-select-least": "NORTH-Select, least",
-    "gradmax": "GradMax", "firefly": "Firefly", "nest": "NeST",
-    "small": "Small static", "medium": "Medium static", "big": "Big static",
-    "effective_dimension": "effective dimension",
-}  # fmt: skip
-_HEADINGS = {"hidden": "hidden layers", "features": "independent features", "batch": "batch size"}
-# What only growing networks look at.
-_GROWTH = (
-    "schedule", "metric", "gamma", "scale", "buffer", "every", "ages", "margin", "initial", "medium", "maximum",
-)  # fmt: skip
-_FIRST = ("schedule", "metric", "gamma", "batch", "learning_rate", "hidden", "features")
-_COMMON = ("preset", "strategy", "seed", "least")
-
-
-def display(strategy: str) -> str:
-    """The name of a strategy as it is printed; names of one's own stay as they are.
-
-    Example:
-        >>> display("north-select"), display("gradmax"), display("mine")
-        ('NORTH-Select', 'GradMax', 'mine')
-    """
-    if strategy not in _NAMES and strategy in ORDER:
-        return f"NORTH-{strategy[6:].capitalize()}"
-    return _NAMES.get(strategy, strategy)
-
-
-def rank(strategy: str) -> tuple[int, str]:
-    """Where a strategy stands: those of the paper, one's own by name, static networks."""
-    if strategy in STATIC:
-        return len(ORDER) + 1 + STATIC.index(strategy), strategy
-    return (ORDER.index(strategy) if strategy in ORDER else len(ORDER)), strategy
-
-
-def strategy_of(settings: Mapping[str, Any]) -> str:
-    """The strategy of a run, that of an ablation by a name of its own."""
-    name: str = settings["strategy"]
-    return f"{name}-least" if settings.get("least") and name not in STATIC else name
-
-
-def gamma_of(settings: Mapping[str, Any]) -> float:
-    """The gamma of a run, its strategy's own where none is set."""
-    of_weights = settings["strategy"] == "north-weight"
-    return settings.get("gamma") or (0.99 if of_weights else 0.9 if "images" in settings else 0.97)
-
-
-def heading(key: str) -> str:
-    """What a setting is called in print."""
-    return _HEADINGS.get(key, key.replace("_", " "))
-
-
-def shown(value: Any) -> str:
-    """A setting's value in print."""
-    if value is None:
-        return "default"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (int, float)):
-        return f"{value:g}" if abs(value) < 1e6 else str(value)
-    return _NAMES.get(value, value) if isinstance(value, str) else json.dumps(value)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Runs that differ in their seeds only."""
+    """Runs that differ only in their seeds."""
 
     strategy: str
-    values: Mapping[str, Any]  # of the settings that differ in the section, where it looks at them
-    variant: Mapping[str, Any]  # those of them that differ between runs of its strategy
+    values: Mapping[str, Any]
+    """Settings that vary in the section, as far as this strategy uses them."""
+    variant: Mapping[str, Any]
+    """Those of them that vary among the runs of this strategy."""
     runs: Sequence[Run]
 
     @property
@@ -94,33 +39,46 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        return display(self.strategy)
+        """The strategy in print."""
+        return display_name(self.strategy)
 
     @property
     def finished(self) -> list[Run]:
         return [run for run in self.runs if run.result is not None]
 
-    def label(self, but: Collection[str] = ()) -> str:
-        """What sets it apart from others of its strategy, but for some settings."""
-        return ", ".join(_phrase(key, value) for key, value in self.variant.items() if key not in but)
+    @property
+    def results(self) -> list[Result]:
+        return [run.result for run in self.runs if run.result is not None]
 
-    def has(self, layer: str) -> bool:
-        """Whether all finished runs know a width."""
-        return all(run.result is not None and layer in run.result.widths for run in self.finished)
+    @property
+    def scheduled(self) -> bool:
+        """Whether the network grows on a fixed schedule."""
+        return not self.static and bool(self.runs[0].settings.schedule != "dynamic")
 
-    def statistic(self, of: Callable[[Result], float]) -> Statistic | None:
-        """Mean and deviation over finished runs."""
-        return statistic([of(run.result) for run in self.runs if run.result is not None])
+    def label(self, without: Collection[str] = ()) -> str:
+        """What distinguishes it from other configurations of its strategy."""
+        return ", ".join(phrase(name, value) for name, value in self.variant.items() if name not in without)
+
+    def has(self, width: str) -> bool:
+        """Whether all finished runs have a width."""
+        return all(width in result.widths for result in self.results)
+
+    def statistic(self, value: Callable[[Result], float]) -> Statistic | None:
+        """Mean and standard deviation over finished runs."""
+        return statistic([value(result) for result in self.results])
 
 
 @dataclass(frozen=True)
 class Section:
     """A study as the report shows it."""
 
-    name: str  # fit for a file's
+    name: str
+    """As part of file names."""
     title: str
-    accuracy: str  # what kind of accuracy it is
-    keys: Sequence[str]  # settings that differ
+    accuracy: str
+    """The kind of accuracy: of tests or of validation."""
+    varied: Sequence[str]
+    """The settings that vary."""
     configurations: Sequence[Configuration]
 
     @property
@@ -128,143 +86,130 @@ class Section:
         return [run for configuration in self.configurations for run in configuration.runs]
 
     @property
+    def results(self) -> list[Result]:
+        return [run.result for run in self.runs if run.result is not None]
+
+    @property
     def finished(self) -> list[Configuration]:
         """The configurations that have a finished run."""
         return [configuration for configuration in self.configurations if configuration.finished]
 
     @property
-    def seeds(self) -> str:
-        """How to read what is drawn of a configuration; nothing where each is a single run."""
-        several = any(len(configuration.finished) > 1 for configuration in self.configurations)
-        return ": mean over seeds, with a cloud of one standard deviation" if several else ""
+    def several_seeds(self) -> bool:
+        """Whether any configuration has more than one finished run."""
+        return any(len(configuration.finished) > 1 for configuration in self.configurations)
 
     @property
-    def standard(self) -> str:
-        """What widths are relative to."""
-        known = all(run.result.standard_widths for run in self.runs if run.result is not None)
-        return "the standard network" if known else "the initial width"
+    def reference(self) -> str:
+        """What relative sizes are relative to."""
+        standard = all(result.standard_widths for result in self.results)
+        return "the standard network" if standard else "the initial size"
 
     @property
-    def layers(self) -> list[str]:
-        """The names of all widths, in order."""
-        results = [run.result.widths for run in self.runs if run.result is not None]
-        return list(dict.fromkeys(name for widths in sorted(results, key=len, reverse=True) for name in widths))
+    def widths(self) -> list[str]:
+        """The names of all widths, in the order of the network."""
+        widths = sorted((result.widths for result in self.results), key=len, reverse=True)
+        return list(dict.fromkeys(name for sizes in widths for name in sizes))
 
-    def numbers(self, key: str) -> list[float]:
-        """The different numbers that a setting has, in order; none if it does not vary within a strategy."""
-        if not any(key in c.variant for c in self.finished):
+    def numbers(self, setting: str) -> list[float]:
+        """The numbers that a setting takes, sorted; none if it does not vary within a strategy."""
+        if not any(setting in c.variant for c in self.finished):
             return []
-        return sorted({c.values[key] for c in self.finished if isinstance(c.values.get(key), (int, float))})
+        return sorted({c.values[setting] for c in self.finished if isinstance(c.values.get(setting), (int, float))})
+
+
+def make_section(study: Study, name: str) -> Section:
+    """The runs of a study by configuration."""
+    used = {id(run): _used_settings(run.settings) for run in study.runs}
+    varied = _independent(_varied(list(used.values())), list(used.values()))
+    groups: dict[str, list[Run]] = {}
+    for run in study.runs:
+        groups.setdefault(_key(used[id(run)], (NAMES.strategy, *varied)), []).append(run)
+    configurations = []
+    for runs in groups.values():
+        settings = used[id(runs[0])]
+        strategy = settings[NAMES.strategy]
+        alike = [other for other in used.values() if other[NAMES.strategy] == strategy]
+        values = {key: settings[key] for key in varied if key in settings}
+        variant = {key: settings[key] for key in _independent(varied, alike) if key in settings}
+        by_seed = sorted(runs, key=lambda run: run.settings.seed)
+        configurations.append(Configuration(strategy, values, variant, by_seed))
+    configurations.sort(key=lambda c: (strategy_rank(c.strategy), [_sort_key(c.values.get(key)) for key in varied]))
+    preset = study.runs[0].settings.preset
+    single = len(configurations) == 1 and study.title == preset
+    title = f"{configurations[0].name} on {preset}" if single else study.title
+    return Section(name, title, _accuracy(study.runs), varied, configurations)
 
 
 def panels(configurations: Sequence[Configuration]) -> list[tuple[str, list[Configuration]]]:
-    """Configurations by variant, each with those that have no variants of their own and do not contradict it."""
+    """Configurations by variant; those without variants are in every panel that they do not contradict."""
     variants = {c.label(): c.variant for c in configurations if c.variant} or {"": {}}
     return [
-        (label, [c for c in configurations if c.variant == variant or (not c.variant and _fits(c.values, variant))])
+        (label, [c for c in configurations if c.variant == variant or (not c.variant and _agree(c.values, variant))])
         for label, variant in variants.items()
     ]
 
 
-def section(study: Study, name: str) -> Section:
-    """The runs of a study by configuration."""
-    rows = {id(run): _relevant(run.settings) for run in study.runs}
-    different = _different(list(rows.values()))
-    keys = _telling(different, list(rows.values()))
-    groups: dict[str, list[Run]] = {}
-    for run in study.runs:
-        row = rows[id(run)]
-        groups.setdefault(_values(row, ("strategy", *keys)), []).append(run)
-    configurations = []
-    for runs in groups.values():
-        row = rows[id(runs[0])]
-        alike = [other for other in rows.values() if other["strategy"] == row["strategy"]]
-        values = {key: row[key] for key in keys if key in row}
-        variant = {key: row[key] for key in _telling(keys, alike) if key in row}
-        ordered = sorted(runs, key=lambda run: run.settings["seed"])
-        configurations.append(Configuration(row["strategy"], values, variant, ordered))
-    configurations.sort(key=lambda c: (rank(c.strategy), [_sortable(c.values.get(key)) for key in keys]))
-    preset = study.runs[0].settings["preset"]
-    alone = len(configurations) == 1 and study.title == preset
-    title = f"{configurations[0].name} on {preset}" if alone else study.title
-    return Section(name, title, _accuracy(study.runs), keys, configurations)
-
-
-def lost(configurations: Sequence[Configuration], limit: int = 4) -> str:
-    """Which runs are not in a figure of these configurations, and why; empty where all are."""
-    every = [run for c in configurations for run in c.runs]
-    gone = {state: [(c, run) for c in configurations for run in c.runs if run.state == state] for state in STATES[1:]}
-    parts = []
-    for state, runs in gone.items():
+def missing_note(configurations: Sequence[Configuration], limit: int = 4) -> str:
+    """Which runs a figure of these configurations does not show, and why; empty if it shows all."""
+    parts, missing = [], 0
+    for state in STATES[1:]:
+        runs = [(c, run) for c in configurations for run in c.runs if run.state == state]
         if not runs:
             continue
-        named = [f"{c.name}{f' ({c.label()})' if c.label() else ''} seed {run.settings['seed']}" for c, run in runs]
-        most = 0 if state == "missing" and len(named) > limit else limit
-        more = f" and {len(named) - most} more" if len(named) > most > 0 else ""
-        parts.append(f"{len(named)} {state}" + (f" ({', '.join(named[:most])}{more})" if most else ""))
-    return f"{sum(map(len, gone.values()))} of {len(every)} runs are not shown: {', '.join(parts)}" if parts else ""
+        missing += len(runs)
+        names = [f"{c.name}{f' ({c.label()})' if c.label() else ''} seed {run.settings.seed}" for c, run in runs]
+        most = 0 if state == "missing" and len(names) > limit else limit
+        more = f" and {len(names) - most} more" if len(names) > most > 0 else ""
+        parts.append(f"{len(names)} {state}" + (f" ({', '.join(names[:most])}{more})" if most else ""))
+    total = sum(len(c.runs) for c in configurations)
+    return f"{missing} of {total} runs are not shown: {', '.join(parts)}" if parts else ""
 
 
-def slug(text: str) -> str:
-    """A text as part of a file's name.
-
-    Example:
-        >>> slug("MNIST, dynamic / seed 1")
-        'mnist-dynamic-seed-1'
-    """
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:80] or "unnamed"
-
-
-def _relevant(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a run looks at; keeping the least orthogonal candidates makes another strategy."""
-    strategy = settings["strategy"]
-    scheduled = settings.get("schedule", "dynamic") != "dynamic"
-    idle = _GROWTH if strategy in STATIC else ("gamma",) if strategy in GRADIENT or scheduled else ()
-    kept = {key: value for key, value in settings.items() if key not in idle or key == SIZES.get(strategy)}
-    return {**kept, "strategy": strategy_of(settings)}
+def _used_settings(settings: RecordedSettings) -> dict[str, Any]:
+    """The settings that have an effect on a run."""
+    unused: tuple[str, ...] = ()
+    if settings.strategy in STATIC:
+        unused = tuple(name for name in _UNUSED_BY_STATIC if name != SIZES[settings.strategy])
+    elif settings.strategy in GRADIENT or settings.schedule != "dynamic":
+        unused = (NAMES.gamma,)
+    used = {name: value for name, value in settings.items() if name not in unused}
+    return {**used, NAMES.strategy: strategy_name(settings)}
 
 
-def _different(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    every = {key for row in rows for key in row if key not in _COMMON}
-    different = {key for key in every if len({_values(row, [key]) for row in rows if key in row}) > 1}
-    return [key for key in _FIRST if key in different] + sorted(different - set(_FIRST))
+def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = {name for row in rows for name in row if name not in _NEVER_VARIED}
+    varied = {name for name in names if len({_key(row, [name]) for row in rows if name in row}) > 1}
+    return [name for name in _FIRST if name in varied] + sorted(varied - set(_FIRST))
 
 
-def _telling(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys that do not follow from those before them, as the number of epochs does from that of features."""
+def _independent(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings that do not follow from those before, as the number of epochs follows from that of features."""
     kept: list[str] = []
-    for key in keys:
-        followed: dict[str, set[str]] = {}
+    for name in names:
+        values: dict[str, set[str]] = {}
         for row in rows:
-            followed.setdefault(_values(row, kept), set()).add(_values(row, [key]))
-        if any(len(values) > 1 for values in followed.values()):
-            kept.append(key)
+            values.setdefault(_key(row, kept), set()).add(_key(row, [name]))
+        if any(len(different) > 1 for different in values.values()):
+            kept.append(name)
     return kept
 
 
-def _values(row: Mapping[str, Any], keys: Sequence[str]) -> str:
-    return json.dumps({key: row[key] for key in keys if key in row}, sort_keys=True)
+def _key(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The values of some settings as one hashable value."""
+    return json.dumps({name: row[name] for name in names if name in row}, sort_keys=True)
 
 
-def _sortable(value: Any) -> tuple[int, float, str]:
+def _sort_key(value: Any) -> tuple[int, float, str]:
     if isinstance(value, (int, float)):
         return 1, float(value), ""
     return (0, 0.0, "") if value is None else (2, 0.0, str(value))
 
 
-def _fits(values: Mapping[str, Any], variant: Mapping[str, Any]) -> bool:
-    return all(values.get(key) is None or values[key] == value for key, value in variant.items())
+def _agree(values: Mapping[str, Any], variant: Mapping[str, Any]) -> bool:
+    return all(values.get(name) is None or values[name] == value for name, value in variant.items())
 
 
 def _accuracy(runs: Sequence[Run]) -> str:
-    held_out = {bool(run.settings.get("holdout")) for run in runs}
+    held_out = {bool(run.settings.holdout) for run in runs}
     return "accuracy" if len(held_out) > 1 else "validation accuracy" if True in held_out else "test accuracy"
-
-
-def _phrase(key: str, value: Any) -> str:
-    if key in ("schedule", "metric"):
-        return shown(value)
-    if key in ("features", "hidden"):
-        noun = "feature" if key == "features" else "hidden layer"
-        return f"{shown(value)} {noun}{'' if value == 1 else 's'}"
-    return f"{'lr' if key == 'learning_rate' else heading(key)} {shown(value)}"

@@ -1,4 +1,4 @@
-"""Means and ellipses: pure functions of numbers."""
+"""Means, standard deviations and ellipses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Statistic:
-    """A mean over n values and their sample standard deviation, which a single value has not."""
+    """The mean of n values and their sample standard deviation, which is None for a single value."""
 
     mean: float
     sd: float | None
@@ -27,7 +27,7 @@ class Statistic:
 
 
 def statistic(values: Sequence[float]) -> Statistic | None:
-    """Mean and sample standard deviation; None of no values.
+    """Mean and sample standard deviation; None if there are no values.
 
     Example:
         >>> statistic([1.0, 2.0, 3.0])
@@ -48,8 +48,8 @@ def covariance(xs: Sequence[float], ys: Sequence[float]) -> float:
 def ellipse(xs: Sequence[float], ys: Sequence[float], corners: int = 40) -> list[tuple[float, float]]:
     r"""The contour at one standard deviation of the Gaussian with the mean and covariance of the points, closed.
 
-    It is the unit circle mapped by the Cholesky factor of the covariance. Without variance in one direction it is a
-    line, of fewer than two points nothing.
+    It is the unit circle mapped by the Cholesky factor of the covariance: a line if there is no variance in one
+    direction, and nothing for fewer than two points.
     """
     if len(xs) < 2:
         return []
@@ -62,7 +62,7 @@ def ellipse(xs: Sequence[float], ys: Sequence[float], corners: int = 40) -> list
 
 
 def evenly(count: int, limit: int) -> list[int]:
-    """At most `limit` of the indices below `count`, evenly spaced, the first and the last among them.
+    """At most `limit` of the indices below `count`, evenly spaced, including the first and the last.
 
     Example:
         >>> evenly(9, 3), evenly(2, 3)

@@ -1,31 +1,32 @@
-"""Tables of a section: what each configuration reached, and what its steps cost."""
+"""The tables of a section: the results of each configuration, and the cost of its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .records import Result
-from .sections import ORDER, Configuration, Section, gamma_of, heading, shown
+from ..experiments.presets import NAMES, default_gamma
+from ..experiments.record import Result
+from .names import STRATEGY_ORDER, format_value, heading
+from .numbers import NONE, plus_minus, significant, time_unit
+from .sections import Configuration, Section
 from .statistics import Statistic, statistic
-from .style import plus_minus, significant, time_unit
-from .trace import Cost
+from .steps import Cost
 
-NOTHING = "—"
-_FEW = 3  # layers that have a column each
+_FEW = 3  # up to this many layers have a column each
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text and what it is sorted by."""
+    """A text and its sort key."""
 
     text: str
-    order: float | str
+    sort_key: float | str
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns by name, and rows of as many cells."""
+    """Rows with a cell for each column."""
 
     title: str
     caption: str
@@ -33,10 +34,9 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
 
-def summary(section: Section) -> Table:
-    """A row per configuration: accuracy, parameters, final widths and training time."""
-    times = [run.result.train_seconds for run in section.runs if run.result is not None]
-    unit, seconds = time_unit(max(times, default=0.0))
+def results_table(section: Section) -> Table:
+    """For each configuration its accuracy, parameters, final widths and training time."""
+    unit, seconds = time_unit(max((result.train_seconds for result in section.results), default=0.0))
     columns: dict[str, Callable[[Configuration], Cell]] = {
         "runs": lambda c: _count(len(c.finished), len(c.runs)),
         f"{section.accuracy}, %": lambda c: _of(c, lambda result: 100 * result.accuracy, ".2f"),
@@ -44,14 +44,14 @@ def summary(section: Section) -> Table:
         **_widths(section),
         f"training time, {unit}": lambda c: _measured(c.statistic(lambda result: result.train_seconds / seconds)),
     }
-    caption = "Mean ± standard deviation over runs that differ in their seeds." if section.seeds else "How runs ended."
-    if len(section.layers) > _FEW:
-        caption += f" Widths are relative to {section.standard}, from the first layer to the last."
-    return _table("Summary", caption, section, columns, section.configurations)
+    caption = "Mean ± standard deviation over seeds." if section.several_seeds else "Results at the end of training."
+    if len(section.widths) > _FEW:
+        caption += f" Widths are relative to {section.reference}, from the first layer to the last."
+    return _table("Results", caption, section, columns, section.configurations)
 
 
-def cost(section: Section) -> Table | None:
-    """A row per configuration: seconds of a step, of these for growth, and the ratio to the small static network."""
+def cost_table(section: Section) -> Table | None:
+    """For each configuration the time of a step, its parts for growth, and the ratio to the small static network."""
     costs = {id(c): found for c in section.finished if (found := _cost(c)) is not None}
     if not costs:
         return None
@@ -60,19 +60,19 @@ def cost(section: Section) -> Table | None:
     def ratio(c: Configuration) -> Cell:
         alike = [other for other in small if all(c.values.get(key) == value for key, value in other.values.items())]
         if not alike:
-            return Cell(NOTHING, -1.0)
+            return Cell(NONE, -1.0)
         times = costs[id(c)].seconds.mean / costs[id(alike[0])].seconds.mean
         return Cell(f"{times:.2f}", times)
 
     columns: dict[str, Callable[[Configuration], Cell]] = {
         "step, ms": lambda c: _measured(costs[id(c)].seconds, 1000),
-        "of it trigger, ms": lambda c: _measured(costs[id(c)].trigger, 1000),
-        "of it initialization, ms": lambda c: _measured(costs[id(c)].initialization, 1000),
+        "trigger, ms": lambda c: _measured(costs[id(c)].trigger, 1000),
+        "initialization, ms": lambda c: _measured(costs[id(c)].initialization, 1000),
         **({"relative to Small static": ratio} if small else {}),
     }
     caption = (
-        "Time of a gradient step on one mini-batch, the first step left out: mean ± standard deviation over runs, or "
-        "over the steps where there is one run. A network that has grown takes longer by itself."
+        "Time of a gradient step, which includes trigger and initialization: mean ± standard deviation over runs, or "
+        "over steps if there is a single run. The first step is not counted. Larger networks take longer anyway."
     )
     return _table("Cost of a step", caption, section, columns, [c for c in section.finished if id(c) in costs])
 
@@ -87,27 +87,28 @@ def _table(
     rows = [
         [
             Cell(c.name, float(place)),
-            *(_setting(c, key) for key in section.keys),
+            *(_setting(c, name) for name in section.varied),
             *(cell(c) for cell in columns.values()),
         ]
         for place, c in enumerate(configurations)
     ]
-    return Table(title, caption, ["strategy", *map(heading, section.keys), *columns], rows)
+    return Table(title, caption, ["strategy", *map(heading, section.varied), *columns], rows)
 
 
-def _setting(c: Configuration, key: str) -> Cell:
-    if key not in c.values:
-        return Cell(NOTHING, "")
-    value = c.values[key]
-    if key == "gamma" and value is None and c.strategy in ORDER:
-        gamma = gamma_of(c.runs[0].settings)
-        return Cell(f"{shown(gamma)} (default)", gamma)
+def _setting(c: Configuration, name: str) -> Cell:
+    if name not in c.values:
+        return Cell(NONE, "")
+    value = c.values[name]
+    if name == NAMES.gamma and value is None and c.strategy in STRATEGY_ORDER:
+        settings = c.runs[0].settings
+        gamma = default_gamma(settings.strategy, settings.convolutional)
+        return Cell(f"{format_value(gamma)} (default)", gamma)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return Cell(shown(value), float(value) if number else shown(value))
+    return Cell(format_value(value), float(value) if number else format_value(value))
 
 
 def _widths(section: Section) -> dict[str, Callable[[Configuration], Cell]]:
-    layers = section.layers
+    layers = section.widths
     if len(layers) <= _FEW:
         return {layer: lambda c, layer=layer: _width(c, layer) for layer in layers}  # type: ignore[misc]
     return {"relative widths": lambda c: Cell(_relative(c, layers), _mean_relative(c, layers))}
@@ -115,21 +116,21 @@ def _widths(section: Section) -> dict[str, Callable[[Configuration], Cell]]:
 
 def _width(c: Configuration, layer: str) -> Cell:
     if not c.finished or not c.has(layer):
-        return Cell(NOTHING, -1.0)
+        return Cell(NONE, -1.0)
     return _of(c, lambda result: result.widths[layer], ".0f" if len(c.finished) == 1 else ".1f")
 
 
 def _relative(c: Configuration, layers: Sequence[str]) -> str:
     def mean(layer: str) -> str:
-        found = c.statistic(lambda result: result.relative(layer))
-        return NOTHING if found is None else f"{found.mean:.2f}"
+        found = c.statistic(lambda result: result.relative_size(layer))
+        return NONE if found is None else f"{found.mean:.2f}"
 
     return " ".join(mean(layer) for layer in layers if c.has(layer))
 
 
 def _mean_relative(c: Configuration, layers: Sequence[str]) -> float:
-    found = [c.statistic(lambda result: result.relative(layer)) for layer in layers if c.has(layer)]  # noqa: B023
-    means = [one.mean for one in found if one is not None]
+    found = [c.statistic(lambda result: result.relative_size(layer)) for layer in layers if c.has(layer)]  # noqa: B023
+    means = [mean.mean for mean in found if mean is not None]
     return sum(means) / len(means) if means else -1.0
 
 
@@ -142,12 +143,12 @@ def _measured(found: Statistic | None, scale: float = 1.0) -> Cell:
     return Cell(significant(found, scale), -1.0 if found is None else found.mean)
 
 
-def _count(finished: int, known: int) -> Cell:
-    return Cell(str(known) if finished == known else f"{finished} of {known}", float(finished))
+def _count(finished: int, total: int) -> Cell:
+    return Cell(str(total) if finished == total else f"{finished} of {total}", float(finished))
 
 
 def _cost(c: Configuration) -> Cost | None:
-    costs = [run.trace.cost for run in c.finished if run.trace.cost is not None]
+    costs = [run.steps.cost for run in c.finished if run.steps.cost is not None]
     if len(costs) < 2:
         return costs[0] if costs else None
     seconds = statistic([found.seconds.mean for found in costs])

@@ -1,4 +1,4 @@
-"""The gradient steps of a run, thinned: sizes, metrics and thresholds of widths, and what steps cost."""
+"""The gradient steps of a run, summarized: how widths grew, what the trigger measured, and what a step cost."""
 
 from __future__ import annotations
 
@@ -7,37 +7,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..experiments.record import Sizes, Step
 from .statistics import Statistic, evenly, statistic
 
-Changes = list[tuple[int, int]]  # step and size, where the size changed; at first step 0 and the initial size
-
-
-class Step(NamedTuple):
-    """A line of steps.jsonl."""
-
-    step: int
-    widths: Mapping[str, int]
-    metric: Mapping[str, float]
-    threshold: Mapping[str, float]
-    seconds: float
-    trigger_seconds: float
-    initialization_seconds: float
+Changes = list[tuple[int, int]]
+"""Step and size after each change of a width; the first one is step 0 and the initial size."""
 
 
 class Point(NamedTuple):
-    """What the trigger saw of a width at a step, the size after it, and the size before where it changed."""
+    """What the trigger measured of a width at a step, and the size after it."""
 
     step: int
     metric: float | None
     threshold: float | None
     size: int
-    before: int | None
+    before: int | None  # the size before, if the width grew
     growths: int  # that this point stands for
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds per gradient step, and of these for trigger and initialization."""
+    """Seconds of a gradient step: in total, of the trigger, and of the initialization."""
 
     seconds: Statistic
     trigger: Statistic
@@ -45,38 +35,41 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Trace:
-    """Every change of every width, at most so many points of each, and the cost of a step."""
+class StepSummary:
+    """All changes of all widths, a limited number of points of each width, and the cost of a step."""
 
-    steps: int = 0
+    count: int = 0
     changes: Mapping[str, Changes] = field(default_factory=dict)
     points: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     cost: Cost | None = None
 
     @property
     def growths(self) -> int:
-        """How many times widths changed, all together."""
+        """The number of growths of all widths."""
         return sum(len(changes) - 1 for changes in self.changes.values())
 
 
-def trace(steps: Iterable[Step], initial: Mapping[str, int], limit: int) -> Trace:
-    """What a report needs of the steps, in one pass; `limit` is the number of points per width."""
+def summarize(steps: Iterable[Step], initial: Sizes, limit: int) -> StepSummary:
+    """Summarize steps in one pass, with at most about `limit` points per width."""
     changes: dict[str, Changes] = {name: [(0, size)] for name, size in initial.items()}
     seen: dict[str, list[tuple[int, float | None, float | None]]] = {}
-    costs: tuple[list[float], list[float], list[float]] = ([], [], [])
+    seconds: list[float] = []
+    trigger: list[float] = []
+    initialization: list[float] = []
     last = 0
-    for line in steps:
-        last = line.step
-        for name, size in line.widths.items():
+    for step in steps:
+        last = step.step
+        for name, size in step.widths.items():
             history = changes.setdefault(name, [(0, size)])
             if history[-1][1] != size:
-                history.append((line.step, size))
-        for name, metric in line.metric.items():
-            seen.setdefault(name, []).append((line.step, metric, line.threshold.get(name)))
-        for values, value in zip(costs, line[4:], strict=True):
-            values.append(value)
+                history.append((step.step, size))
+        for name, metric in step.metric.items():
+            seen.setdefault(name, []).append((step.step, metric, step.threshold.get(name)))
+        seconds.append(step.seconds)
+        trigger.append(step.trigger_seconds)
+        initialization.append(step.initialization_seconds)
     points = {name: _points(seen.get(name, []), history, last, limit) for name, history in changes.items()}
-    return Trace(last, changes, points, _cost(*costs))
+    return StepSummary(last, changes, points, _cost(seconds, trigger, initialization))
 
 
 def size_at(changes: Changes, step: float) -> int:
@@ -103,14 +96,14 @@ def _points(
 
 
 def _grown(changes: Changes, limit: int) -> dict[int, tuple[int, int]]:
-    """By step, the size before and how many growths led to the one after: neighbours are merged past the limit."""
+    """By step, the size before and the number of growths since; growths beyond the limit are merged with the next."""
     ends = [index + 1 for index in evenly(len(changes) - 1, limit)]
     if ends and len(ends) < len(changes) - 1:
-        ends = ends[1:]  # the first growth joins its neighbours
+        ends = ends[1:]  # the first growth is merged, too
     return {changes[end][0]: (changes[start][1], end - start) for start, end in zip([0, *ends], ends, strict=False)}
 
 
 def _cost(seconds: list[float], trigger: list[float], initialization: list[float]) -> Cost | None:
-    # The first step warms up caches and allocators.
+    # The first step is slower, because caches and allocators are cold.
     parts = [statistic(values[1:]) for values in (seconds, trigger, initialization)]
     return Cost(*parts) if all(parts) else None  # type: ignore[arg-type]

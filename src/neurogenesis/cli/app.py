@@ -1,0 +1,49 @@
+"""The application that the commands are added to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_args
+
+from ..experiments.errors import INSTALL, UsageError
+from ..experiments.settings import Settings
+
+try:
+    from cyclopts import App, ArgumentCollection, CoercionError, Group, Parameter
+    from cyclopts.exceptions import CycloptsError
+except ImportError:
+    sys.exit(f"neurogenesis: the command needs more packages than the library: {INSTALL}")
+
+__all__ = ["App", "CycloptsError", "Group", "Parameter", "app", "reject_unused_data"]
+
+
+def _reject_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Reject fractions for integer options, which cyclopts would round."""
+    for argument in arguments:
+        if _contains(argument.hint, int) and not _contains(argument.hint, float):
+            for token in argument.tokens:
+                if "." in token.value:
+                    raise CoercionError(token=token, argument=argument, target_type=int)
+
+
+def _contains(hint: Any, kind: type) -> bool:
+    """Whether a type is, or is made of, another."""
+    return hint is kind or any(_contains(part, kind) for part in get_args(hint))
+
+
+app = App(
+    name="neurogenesis",
+    config=_reject_fractions,
+    help="Grow neural networks while they train.",
+    version=lambda: f"neurogenesis {version('torch-neurogenesis')}",
+    suppress_keyboard_interrupt=False,
+)
+
+
+def reject_unused_data(data: Path | None, runs: Sequence[Settings]) -> None:
+    """Raise UsageError if --data is given and no run reads files."""
+    if data is not None and not any(settings.needs_files for settings in runs):
+        raise UsageError(f"--data has no effect on {runs[0].name}, which needs no files: remove it")

@@ -1,0 +1,94 @@
+"""`neurogenesis sweep`: all runs of a study."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from ..experiments.messages import echo, echo_error
+from ..experiments.signals import delay_ctrl_c
+from ..experiments.studies import STUDIES, select_runs
+from .app import Parameter, app, reject_unused_data
+
+
+def sweep(
+    study: str,
+    *,
+    out: Path | None = None,
+    seeds: Annotated[tuple[int, ...] | None, Parameter(negative="", consume_multiple=1)] = None,
+    epochs: int | None = None,
+    only: Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=1)] = ("*",),
+    workers: int | None = None,
+    threads: int = 1,
+    data: Path | None = None,
+    device: str = "cpu",
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    with delay_ctrl_c():
+        from ..experiments import sweep as sweeps
+        from ..experiments.data import download
+        from ..experiments.environment import select_device
+        from ..experiments.estimates import plan
+        from ..experiments.progress import sweep_display
+
+    selected, runs = select_runs(study, seeds, epochs, only)
+    reject_unused_data(data, runs)
+    out = out or Path("runs") / study
+    if workers is None:
+        alone = selected.timed or device != "cpu"
+        workers = 1 if alone else max(1, sweeps.cores() // max(1, threads))
+    sweeps.check_workers(workers, threads)
+    select_device(device)  # fails once, before the first run, rather than in each
+    if dry_run:
+        echo(plan(runs, out, workers, threads, device))
+        return 0
+    for name in {settings.data for settings in runs}:
+        download(name, data)
+    with sweep_display(quiet) as show:
+        try:
+            sweeps.record_study(out, study, selected.title, runs)
+            progress = sweeps.sweep(runs, out, workers=workers, threads=threads, root=data, device=device, show=show)
+        except KeyboardInterrupt:
+            echo_error(f"stopped; {out} is saved. The same command resumes it.")
+            return 130
+    if progress.failed:
+        echo_error(f"{len(progress.failed)} of {len(runs)} runs failed:")
+        for label, reason in progress.failed.items():
+            echo_error(f"  {out / label}: {reason}")
+        return 1
+    if not quiet:
+        echo(f"all {len(runs)} runs are finished; neurogenesis report {out}")
+    return 0
+
+
+sweep.__doc__ = f"""Do all runs of a study, several at a time; finished ones are skipped, failed ones listed at the end.
+
+Parameters
+----------
+study:
+    One of {", ".join(STUDIES)}. Those with VGG-11 and WRN-28, and trigger-cost, need a GPU; their -small
+    variants run on two cores.
+out:
+    Directory of the runs' directories. By default runs/ and the study's name.
+seeds:
+    Seeds to use instead of the study's.
+epochs:
+    Epochs of every run, instead of the study's.
+only:
+    Do only runs whose names match one of these patterns, such as "north-select*" "gradmax*".
+workers:
+    Number of runs at a time. By default as many as there are cores for, and 1 if times are compared (trigger-cost) or
+    runs share a device other than the CPU.
+threads:
+    Number of torch's threads in each run.
+data:
+    Directory of data sets; missing files are downloaded into it. By default $NEUROGENESIS_DATA, else the user's cache.
+device:
+    Device to train on: cpu, cuda, ...
+dry_run:
+    Only list the runs and estimate how long they will take.
+quiet:
+    Show no progress.
+"""
+app.command(sweep)

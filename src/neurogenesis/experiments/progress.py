@@ -1,0 +1,212 @@
+"""Progress displays: a progress bar, plain lines or TensorBoard for a run, a bar or lines for a sweep."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from .errors import INSTALL, UsageError
+from .files import writing_to
+from .messages import echo
+from .record import Epoch, Sizes, Step
+from .settings import Settings
+
+
+class Display(Protocol):
+    """Shows the progress of a run."""
+
+    def on_start(self, settings: Settings, steps: int, done: int) -> None:
+        """The run starts; `steps` is the number of gradient steps, of which `done` were done before."""
+
+    def on_step(self, step: Step) -> None: ...
+
+    def on_epoch(self, epoch: Epoch) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoDisplay:
+    """Shows nothing."""
+
+    def on_start(self, settings: Settings, steps: int, done: int) -> None: ...
+
+    def on_step(self, step: Step) -> None: ...
+
+    def on_epoch(self, epoch: Epoch) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Lines(NoDisplay):
+    """Prints a line per epoch, but at most about one per second; for logs and pipes."""
+
+    def __init__(self) -> None:
+        self._epochs = 0
+        self._printed = 0.0
+
+    def on_start(self, settings: Settings, steps: int, done: int) -> None:
+        self._epochs = settings.epochs
+        resumed = f", resumed after step {done}" if done else ""
+        echo(f"{settings.name} {settings.label}: {settings.epochs} epochs, {steps} steps{resumed}")
+        echo("epoch  training loss  accuracy  parameters  widths")
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        if epoch.epoch in (1, self._epochs) or time.monotonic() - self._printed > 1:
+            self._printed = time.monotonic()
+            numbers = f"{epoch.epoch:5}  {epoch.loss:13.4f}  {epoch.accuracy:8.2%}  {epoch.parameters:10}"
+            echo(f"{numbers}  {format_sizes(epoch.widths)}")
+
+
+class Bar(NoDisplay):
+    """A progress bar with step, loss, accuracy, widths and the remaining time; for terminals."""
+
+    def on_start(self, settings: Settings, steps: int, done: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=10),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+            # The last column may be long; it is the one that a narrow terminal cuts off.
+            TextColumn("{task.fields[widths]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            expand=True,
+        )
+        self._task = self._bar.add_task(
+            settings.strategy, total=steps, completed=done, loss="-", accuracy="-", widths="-"
+        )
+        self._updated = 0.0
+        self._bar.start()
+
+    def on_step(self, step: Step) -> None:
+        if time.monotonic() - self._updated > 0.1:  # more often would slow training down without being visible
+            self._updated = time.monotonic()
+            widths = format_sizes(step.widths)
+            self._bar.update(self._task, completed=step.step, loss=f"{step.loss:.4f}", widths=widths)
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        accuracy, widths = f"{epoch.accuracy:.2%}", format_sizes(epoch.widths)
+        self._bar.update(self._task, completed=epoch.step, accuracy=accuracy, widths=widths)
+
+    def close(self) -> None:
+        if hasattr(self, "_bar"):
+            self._bar.stop()
+
+
+class TensorBoard(NoDisplay):
+    """Writes scalars for TensorBoard into a directory."""
+
+    def __init__(self, directory: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UsageError(f"--tensorboard: {INSTALL}") from None
+        self._make_writer, self._directory = SummaryWriter, directory
+
+    def on_start(self, settings: Settings, steps: int, done: int) -> None:
+        with writing_to(self._directory):
+            self._writer = self._make_writer(str(self._directory), purge_step=done + 1)
+
+    def on_step(self, step: Step) -> None:
+        scalars = {"loss": step.loss, "parameters": step.parameters}
+        for kind, values in (("widths", step.widths), ("metric", step.metric), ("threshold", step.threshold)):
+            scalars |= {f"{kind}/{width}": value for width, value in values.items()}
+        with writing_to(self._directory):
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, step.step)
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        with writing_to(self._directory):
+            self._writer.add_scalar("accuracy", epoch.accuracy, epoch.step)
+            self._writer.flush()
+
+    def close(self) -> None:
+        if hasattr(self, "_writer"):
+            with writing_to(self._directory):
+                self._writer.close()
+
+
+class Displays:
+    """Several displays as one."""
+
+    def __init__(self, displays: Sequence[Display]):
+        self._displays = displays
+
+    def on_start(self, settings: Settings, steps: int, done: int) -> None:
+        for display in self._displays:
+            display.on_start(settings, steps, done)
+
+    def on_step(self, step: Step) -> None:
+        for display in self._displays:
+            display.on_step(step)
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        for display in self._displays:
+            display.on_epoch(epoch)
+
+    def close(self) -> None:
+        for display in self._displays:
+            display.close()
+
+
+def format_sizes(widths: Sizes) -> str:
+    """Sizes in one word.
+
+    Example:
+        >>> format_sizes({"hidden1": 64, "hidden2": 32})
+        '64-32'
+    """
+    return "-".join(map(str, widths.values()))
+
+
+@dataclass
+class SweepProgress:
+    """The progress of a sweep, by labels of runs."""
+
+    total: int
+    running: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    """The reasons in one line each, by label."""
+
+
+@contextmanager
+def sweep_display(quiet: bool) -> Iterator[Callable[[SweepProgress], None]]:
+    """The display of a sweep: a progress bar in a terminal, a line per run elsewhere."""
+    if quiet:
+        yield lambda progress: None
+    elif not sys.stdout.isatty():
+        yield _line_per_run()
+    else:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns) as bar:
+            task = bar.add_task("")
+
+            def update(progress: SweepProgress) -> None:
+                failed = f"[red]{len(progress.failed)} failed[/red]  " if progress.failed else ""
+                done = len(progress.finished) + len(progress.failed)
+                bar.update(task, total=progress.total, completed=done, description=failed + ", ".join(progress.running))
+
+            yield update
+
+
+def _line_per_run() -> Callable[[SweepProgress], None]:
+    printed: set[str] = set()
+
+    def show(progress: SweepProgress) -> None:
+        for label in (*progress.finished, *progress.failed):
+            if label not in printed:
+                printed.add(label)
+                outcome = f"failed: {progress.failed[label]}" if label in progress.failed else "finished"
+                echo(f"[{len(printed)}/{progress.total}] {label} {outcome}")
+
+    return show

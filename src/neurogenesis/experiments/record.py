@@ -1,0 +1,228 @@
+"""The record of a run: the names of its files, and the fields of each.
+
+==================  =========================================================================================
+settings.json       the settings of the run: the preset's name and all fields of `settings.Settings`
+environment.json    `Environment`: versions, device, threads, commit
+steps.jsonl         a `Step` per line
+epochs.jsonl        an `Epoch` per line
+checkpoint.pt       the latest `Checkpoint`, from which the run resumes
+result.json         the `Result`, written last: its presence marks a finished run
+failure.txt         the reason of a failure, if there was one
+log.txt             output of a run that is part of a sweep
+lock                locked by the process that writes to the directory
+tensorboard/        scalars for TensorBoard, if requested
+==================  =========================================================================================
+
+A sweep's directory has `study.json` (a `StudyRecord`), a lock, and a directory for each run.
+
+Each record is declared here once, for the code that writes it and the report that reads it; `parsing` converts it to
+and from JSON. Fields with a default may be missing in files of other versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .presets import DEFAULTS, NAMES
+
+SETTINGS_FILE = "settings.json"
+ENVIRONMENT_FILE = "environment.json"
+STEPS_FILE = "steps.jsonl"
+EPOCHS_FILE = "epochs.jsonl"
+CHECKPOINT_FILE = "checkpoint.pt"
+RESULT_FILE = "result.json"
+FAILURE_FILE = "failure.txt"
+LOG_FILE = "log.txt"
+LOCK_FILE = "lock"
+TENSORBOARD_DIRECTORY = "tensorboard"
+STUDY_FILE = "study.json"
+PARTIAL_SUFFIX = ".part"
+"""Ends the name of a file while it is being written."""
+
+REPORTED_FILES = (SETTINGS_FILE, ENVIRONMENT_FILE, STEPS_FILE, EPOCHS_FILE, RESULT_FILE, FAILURE_FILE)
+"""What a report reads."""
+RUN_FILES = (*REPORTED_FILES, CHECKPOINT_FILE, LOG_FILE, LOCK_FILE)
+"""The files that a run may have."""
+
+Sizes = Mapping[str, int]
+"""Numbers of neurons by width."""
+Measurements = Mapping[str, float]
+"""Measured values by width."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A gradient step."""
+
+    epoch: int = 0
+    step: int
+    """Counted from 1."""
+    loss: float | None = None
+    """Of the batch, before the step."""
+    parameters: int = 0
+    """Of the whole network, after growth."""
+    widths: Sizes
+    """After growth."""
+    metric: Measurements = field(default_factory=dict)
+    """What the trigger measured, for each width that it looked at."""
+    threshold: Measurements = field(default_factory=dict)
+    """What the metric was compared with."""
+    seconds: float = 0.0
+    """Of the whole step, growth included."""
+    trigger_seconds: float = 0.0
+    """Part of `seconds`: asking the trigger, after the optimizer's step."""
+    initialization_seconds: float = 0.0
+    """Part of `seconds`: initializing and adding neurons."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """A pass through the training data, and the test after it."""
+
+    epoch: int
+    """Counted from 1."""
+    step: int
+    """Gradient steps so far."""
+    loss: float | None
+    """Mean over the epoch's training samples."""
+    accuracy: float | None
+    """Fraction of test (or held-out) samples classified correctly."""
+    parameters: int = 0
+    widths: Sizes
+    train_seconds: float = 0.0
+    trigger_seconds: float = 0.0
+    initialization_seconds: float = 0.0
+    test_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The outcome of a finished run."""
+
+    accuracy: float
+    """After the last epoch, like the following four."""
+    loss: float | None = None
+    parameters: int
+    widths: Sizes
+    initial_widths: Sizes
+    standard_widths: Sizes | None = None
+    """Of the standard network, where the preset has one."""
+    steps: int = 0
+    """Gradient steps."""
+    train_seconds: float
+    """Over all epochs, like the following three."""
+    trigger_seconds: float = 0.0
+    initialization_seconds: float = 0.0
+    test_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for reference in (self.initial_widths, self.standard_widths or self.initial_widths):
+            if not self.widths.keys() <= reference.keys() or not all(reference.values()):
+                raise ValueError("a width has no initial or no standard size")
+
+    def reference_size(self, width: str) -> int:
+        """The size in the standard network, or the initial size where there is no standard network."""
+        return (self.standard_widths or self.initial_widths)[width]
+
+    def relative_size(self, width: str) -> float:
+        """The final size relative to the reference."""
+        return self.widths[width] / self.reference_size(width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where a run was trained: everything besides its settings that may affect the result."""
+
+    neurogenesis: str | None = None
+    """Version of the library."""
+    commit: str | None = None
+    """Of the library's repository, with a + if files were changed; None if it is not in a repository."""
+    torch: str | None = None
+    python: str | None = None
+    platform: str | None = None
+    device: str | None = None
+    threads: int | None = None
+    started: str | None = None
+    """UTC time."""
+    earlier: Sequence[Mapping[str, Any]] = ()
+    """Environments of the run before it was resumed in this one."""
+
+
+@dataclass(kw_only=True)
+class Totals:
+    """Sums over the steps of the current epoch."""
+
+    loss: float = 0.0
+    """Of each sample."""
+    seconds: float = 0.0
+    trigger_seconds: float = 0.0
+    initialization_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The state of a run after a step. State dictionaries are None for parts that the run does not have."""
+
+    model: Mapping[str, Any]
+    optimizer: Mapping[str, Any]
+    decay: Mapping[str, Any] | None
+    """Of the learning rate's scheduler."""
+    grower: Mapping[str, Any] | None
+    step: int
+    """Gradient steps so far."""
+    epoch: Mapping[str, float]
+    """`Totals` of the current epoch."""
+    sizes: Mapping[str, int] | None = None
+    """Bytes of steps.jsonl and epochs.jsonl when the checkpoint was saved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRecord:
+    """The runs of a study."""
+
+    study: str
+    title: str = ""
+    runs: Mapping[str, Mapping[str, Any]]
+    """Settings by the name of the run's directory."""
+
+
+class RecordedSettings(Mapping[str, Any]):
+    """The content of settings.json, of any version and any preset.
+
+    As a mapping it has what the file has. Every setting of every preset is also an attribute, with its default where
+    the file does not have it.
+
+    Example:
+        >>> settings = RecordedSettings({"preset": "mnist", "strategy": "gradmax", "seed": 1})
+        >>> settings.strategy, settings.schedule, list(settings)
+        ('gradmax', 'dynamic', ['preset', 'strategy', 'seed'])
+    """
+
+    def __init__(self, content: Any):
+        self._values = dict(content)
+        for name, kind in ((NAMES.preset, str), (NAMES.strategy, str), (NAMES.seed, int)):
+            if not isinstance(self._values[name], kind):
+                raise TypeError(f"{name} is {self._values[name]!r}")
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._values:
+            return self._values[name]
+        if name not in DEFAULTS:
+            raise AttributeError(f"no preset has a setting {name!r}")
+        return DEFAULTS[name]
+
+    @property
+    def convolutional(self) -> bool:
+        """Whether the network has convolutions: only presets of such networks have this setting."""
+        return NAMES.images in self._values

@@ -1,0 +1,82 @@
+"""One run: settings in, a directory with its record out."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from .building import build_data, build_strategy, widths_of
+from .environment import current_environment, select_device
+from .errors import UsageError
+from .progress import Display, NoDisplay
+from .record import RESULT_FILE, SETTINGS_FILE, Result
+from .run_directory import RunDirectory, read_result
+from .settings import Dense, Settings
+from .signals import Interrupted
+from .training import start_training, torch_threads, train
+
+
+def run(
+    settings: Settings,
+    out: Path,
+    *,
+    root: Path | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    display: Display | None = None,
+) -> Result:
+    """Train with these settings and record it in a directory.
+
+    A run that was interrupted is resumed; the result of a finished run is returned without training.
+
+    Args:
+        settings: an instance of a preset.
+        out: the run's directory.
+        root: the directory of data sets, as in `neurogenesis.experiments.data.load`.
+        device: the device to train on.
+        threads: number of torch's threads; by default 1 for dense networks, which are small, and all cores for
+            convolutional ones.
+        display: shows the progress.
+
+    Raises:
+        UsageError: a setting is wrong or has no effect, data is missing, or the directory cannot be used.
+        Interrupted: the run was stopped by a signal, and is saved.
+    """
+    # All of this before anything is written.
+    torch_device = select_device(device)
+    build_strategy(settings, 1)
+    widths_of(settings, settings.sizes["small"])
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads: expected a positive number, not {threads}")
+    finished = _finished(settings, out)
+    if finished is not None:
+        return finished
+    with torch_threads(1 if threads is None and isinstance(settings, Dense) else threads):
+        data = build_data(settings, root)
+        training = start_training(settings, data, torch_device)
+        directory = RunDirectory(out)
+        with directory.locked(settings.record()):
+            directory.start(current_environment(torch_device))
+            display = display or NoDisplay()
+            try:
+                result = train(settings, training, data, torch_device, directory, display)
+            except (KeyboardInterrupt, Interrupted):
+                raise
+            except UsageError as error:
+                directory.fail(" ".join(str(error).split()) + "\n")
+                raise
+            except Exception:
+                directory.fail(traceback.format_exc())
+                raise
+            finally:
+                display.close()
+            directory.finish(result)
+    return result
+
+
+def _finished(settings: Settings, out: Path) -> Result | None:
+    if not (out / RESULT_FILE).exists():
+        return None
+    if not RunDirectory(out).has_settings(settings.record()):
+        raise UsageError(f"{out} is not a run (it has {RESULT_FILE} and no {SETTINGS_FILE}): choose another --out")
+    return read_result(out)

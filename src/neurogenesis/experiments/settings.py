@@ -1,0 +1,164 @@
+"""Settings of a run, which are also the options of its command: what all presets have, and what each kind adds.
+
+The help of an option is the string below it. Nothing here imports torch: the command's help must be quick.
+"""
+
+# Annotations are evaluated here, not postponed: cyclopts reads those of presets, in whose module names may be missing.
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from .errors import UsageError
+
+SIZES = {"small": "initial", "medium": "medium", "big": "maximum"}
+"""The setting that gives the size of each static network."""
+STATIC = tuple(SIZES)
+PRESET = "preset"
+"""The preset's name in settings.json."""
+Schedule = Literal["dynamic", "linear", "batched"]
+Metric = Literal["effective_dimension", "orthogonality"]
+Decay = Literal["none", "cosine"]
+
+GAMMA = {"dense": 0.97, "convolutional": 0.9, "weight": 0.99}
+"""Defaults of gamma in `neurogenesis.triggers`: for activations without and with convolutions, and for weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of every run; presets set the defaults."""
+
+    name: ClassVar[str]
+    data: ClassVar[str]
+    needs_files: ClassVar[bool] = True
+
+    strategy: str = "north-select"
+    """How the network grows: the name of a strategy (north-select, north-pre, north-random, north-weight,
+    north-integrated, gradmax, firefly, nest), or of a static network: small (the initial size), medium or big (the
+    maximum)."""
+    schedule: Schedule = "dynamic"
+    """When the network grows: when the strategy's trigger says so (dynamic), or on a fixed schedule that only uses the
+    strategy's initialization and reaches the medium size after 75 % of training, neuron by neuron (linear) or in 8
+    parts (batched)."""
+    seed: int = 1
+    """Seed of the weights, the order of samples, growth, and generated data."""
+    epochs: int = 20
+    """Passes through the training data."""
+    batch: int = 128
+    """Samples per gradient step."""
+    learning_rate: float = 3e-4
+    """Learning rate of Adam."""
+    decay: Decay = "none"
+    """Decay of the learning rate: none, or to 0 along a cosine over the whole training."""
+    gamma: float | None = None
+    """Factor of the trigger's baseline: the network grows while the metric is above gamma times the baseline. By
+    default that of the strategy's trigger."""
+    metric: Metric = "effective_dimension"
+    """What the trigger on activations and the selection of candidates measure."""
+    scale: float = 0.5
+    """Factor of the gradient trigger's threshold: 0.5 in the authors' program, 1 in the paper."""
+    least: bool = False
+    """Keep the least orthogonal candidates, as the authors' program does for dense layers: an ablation of
+    north-select."""
+    every: int | None = None
+    """Gradient steps from one look at the network to the next. By default every step while it grows, and up to every
+    twelfth while it does not; fixed schedules look at every step."""
+    ages: bool = True
+    """Treat new weights in Adam as if training had just started for them. Without it, Adam moves them up to 6.5 times
+    too far, as in the paper."""
+    margin: bool = True
+    """Balance random fan-ins, and make them longer than those of the initial neurons by as much as one gradient step
+    can move them. Without it, they are as long as those of present neurons, as in the paper."""
+    buffer: int = 128
+    """Number of recent samples to measure activations on, for strategies that use them."""
+    holdout: float = 0.0
+    """Fraction of the training split to hold out and measure accuracy on, instead of the test split."""
+    initial: float = 0.25
+    """Size of the network at the start, and of the small static one."""
+    medium: float = 1.0
+    """Size at the end of fixed schedules, and of the medium static network."""
+    maximum: float = 2.0
+    """Maximum size of the network, and size of the big static one."""
+
+    def __post_init__(self) -> None:
+        unbounded = {"seed", "holdout"}
+        for name, value in asdict(self).items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and name not in unbounded and not 0 < value < math.inf:
+                raise UsageError(f"--{name.replace('_', '-')}: expected a positive number, not {value}")
+        if not 0 <= self.holdout < 1:
+            raise UsageError(f"--holdout: expected a fraction of at least 0 and less than 1, not {self.holdout}")
+        if not self.sizes["small"] <= self.sizes["medium"] <= self.sizes["big"]:
+            given = ", ".join(f"{size:g}" for size in self.sizes.values())
+            raise UsageError(f"--initial, --medium and --maximum: expected increasing sizes, not {given}")
+        if self.static and self.schedule != "dynamic":
+            raise UsageError(f"--schedule {self.schedule}: {self.strategy} networks do not grow; choose a strategy")
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """The sizes of static networks by name."""
+        return {name: getattr(self, setting) for name, setting in SIZES.items()}
+
+    @property
+    def size(self) -> float:
+        """The size of the network at the start."""
+        return self.sizes[self.strategy if self.static else "small"]
+
+    @property
+    def static(self) -> bool:
+        """Whether the network never grows."""
+        return self.strategy in STATIC
+
+    @property
+    def usual_epochs(self) -> int:
+        """The preset's number of epochs."""
+        return type(self)().epochs
+
+    def record(self) -> dict[str, Any]:
+        """The content of settings.json: the preset's name and all settings."""
+        return {PRESET: self.name, **asdict(self)}
+
+    @property
+    def label(self) -> str:
+        """A short name, unique within the preset: the strategy, settings that are not the default, and the seed."""
+        usual = replace(
+            type(self)(), strategy=self.strategy, schedule=self.schedule, seed=self.seed, epochs=self.usual_epochs
+        )
+        parts = [self.strategy, *([self.schedule] if self.schedule != "dynamic" else [])]
+        for name, value in asdict(self).items():
+            if value != getattr(usual, name):
+                parts.append(name.replace("_", "-") + ("" if value is True else f"-{value}"))
+        return "-".join([*parts, f"seed{self.seed}"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense(Settings):
+    """A network of dense hidden layers, all of the same size."""
+
+    initial: int = 64
+    """Neurons of a hidden layer at the start."""
+    medium: int = 256
+    """Neurons of a hidden layer at the end of fixed schedules."""
+    maximum: int = 784
+    """Maximum number of neurons of a hidden layer."""
+    hidden: int = 2
+    """Number of hidden layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolutional(Settings):
+    """A convolutional network whose sizes are multiples of the standard ones."""
+
+    network: ClassVar[str]
+
+    epochs: int = 100
+    decay: Decay = "cosine"
+    initial: float = 0.25
+    """Sizes at the start, as a multiple of the standard ones."""
+    medium: float = 1.0
+    """Sizes at the end of fixed schedules, as a multiple of the standard ones."""
+    maximum: float = 2.0
+    """Maximum sizes, as a multiple of the standard ones."""
+    images: int | None = None
+    """Use only this many images of the training split."""
+    test_images: int | None = None
+    """Use only this many images of the test split."""

@@ -1,0 +1,112 @@
+"""The processes of a sweep: how they start, what each does, and why one failed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from .errors import UsageError
+from .files import replace_file
+from .presets import settings_from
+from .record import FAILURE_FILE, LOCK_FILE, LOG_FILE, SETTINGS_FILE
+from .settings import Settings
+from .signals import Interrupted
+
+_SOCKET_PATH = 70  # bytes of the directory's path; the path of a socket may have about 100
+
+
+def worker_context() -> BaseContext:
+    """Fork workers from a process that has already imported torch, where the system can do that."""
+    too_long = len(os.fsencode(tempfile.gettempdir())) > _SOCKET_PATH  # where the fork server has its socket
+    if "forkserver" not in multiprocessing.get_all_start_methods() or too_long:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["neurogenesis.experiments.run"])
+    return context
+
+
+def start_worker(
+    context: BaseContext, settings: Settings, directory: Path, root: Path | None, device: str, threads: int
+) -> BaseProcess:
+    """Start a process for one run."""
+    arguments = (settings.record(), directory, root, device, threads)
+    process: BaseProcess = context.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
+    with _ignoring_ctrl_c():
+        process.start()
+    return process
+
+
+def work(record: dict[str, Any], out: Path, root: Path | None, device: str, threads: int) -> None:
+    """Do one run in this process, with its output in a log file."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    from .run import run
+
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / LOG_FILE).open("a") as log:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(log.fileno(), stream.fileno())
+    try:
+        run(settings_from(record), out, root=root, device=device, threads=threads)
+    except UsageError as error:
+        sys.exit(" ".join(str(error).split()))
+    except Interrupted:
+        sys.exit(128 + signal.SIGTERM)
+
+
+def _end_with_parent() -> None:
+    """Exit when the sweep is killed: its next start must not find this run still active."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+@contextmanager
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C: the terminal sends it to the sweep as well, which asks them to save."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # before, because it unblocks signals when it starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def failure_reason(directory: Path, code: int) -> str:
+    """Why a run failed, in one line; written to its directory if the run did not do that itself."""
+    failure, log = directory / FAILURE_FILE, directory / LOG_FILE
+    if failure.exists():
+        return failure.read_text("utf-8", "replace").strip().splitlines()[-1]
+    if code > 0:
+        output = log.read_text("utf-8", "replace").strip().splitlines() if log.exists() else []
+        reason = output[-1] if output else f"ended with code {code}"
+        if (directory / SETTINGS_FILE).exists():  # it may be the run of another process
+            return reason
+    else:
+        reason = f"killed by {signal.Signals(-code).name}"
+    try:
+        with FileLock(directory / LOCK_FILE, timeout=0):
+            replace_file(failure, lambda path: path.write_text(reason + "\n", "utf-8"))
+    except Timeout:  # another process is writing to it
+        pass
+    except OSError as error:
+        return f"{reason}; {error}"
+    return reason

@@ -1,0 +1,218 @@
+"""Comparisons of schedules, of the values of a setting, and of the features of generated data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import altair as alt
+
+from ...experiments.presets import NAMES
+from ...experiments.record import Result
+from ..names import heading
+from ..numbers import needs_log_axis, rounded, significant, time_unit
+from ..sections import Configuration, Section, missing_note
+from .figure import Figure, Row
+from .style import FILL, HIGH, PER_STRATEGY, STROKE, Legend, Palette, layered, small_title, tooltip
+
+Value = Callable[[Result], float]
+SETTINGS = (NAMES.gamma, NAMES.batch, NAMES.learning_rate, NAMES.features)
+"""The settings that have a figure of sensitivity."""
+
+
+def schedules(section: Section, palette: Palette) -> Figure | None:
+    """Initializations on fixed schedules, against the static network of the same final size; None without schedules."""
+    grown = [c for c in section.finished if c.scheduled]
+    if not grown:
+        return None
+    static = [c for c in section.finished if c.strategy == "medium"]
+    legend, positions = palette.legend([*grown, *static]), palette.legend(grown).positions
+    unit, seconds = time_unit(max(result.train_seconds for c in grown for result in c.results))
+    measures: list[tuple[str, Value]] = [
+        (f"{section.accuracy}, %", _accuracy),
+        (f"training time, {unit}", lambda result: result.train_seconds / seconds),
+    ]
+    kinds = sorted({_schedule(c) for c in grown})
+    data: dict[str, list[Row]] = {}
+    rows = []
+    for title, value in measures:
+        columns = []
+        static_name = f"static {title}"
+        data[static_name] = _means(static, value)
+        for kind in kinds:
+            some = [c for c in grown if _schedule(c) == kind]
+            name, runs_name = f"{kind} {title}", f"{kind} {title} runs"
+            data[name], data[runs_name] = _means(some, value), _each(some, value)
+            first, last = title == measures[0][0], title == measures[-1][0]
+            x = positions.axis(alt.Axis(labelAngle=-40) if last else alt.Axis(labels=False, ticks=False))
+            scale = alt.Scale(zero=False)
+            y = alt.Y("mean:Q", title=title if kind == kinds[0] else None, scale=scale)
+            layers = [
+                *_references(static_name, legend, scale),
+                _each_run(runs_name, x, y, legend),
+                *_dots(name, x, y, legend, with_legend=first and kind == kinds[0]),
+            ]
+            columns.append(layered(*layers, width=360, height=190, title=small_title(kind if first else "")))
+        rows.append(alt.hconcat(*columns, bounds="flush", spacing=60).resolve_scale(y="shared"))
+    return Figure(
+        f"{section.name}-schedules",
+        "Initializations on fixed schedules",
+        "These networks grow to the same size at the same steps. They differ in how new neurons are initialized."
+        + (
+            " Large marks are means with one standard deviation, small ones single runs."
+            if section.several_seeds
+            else ""
+        )
+        + (" The grey line is Medium static, which has the final size from the start." if static else ""),
+        missing_note([c for c in section.configurations if c.strategy == "medium" or not c.static]),
+        alt.vconcat(*rows),
+        legend.colored(data),
+    )
+
+
+def sensitivity(section: Section, setting: str, palette: Palette) -> Figure | None:
+    """Accuracy and size against a setting; None if it does not vary within a strategy."""
+    values = section.numbers(setting)
+    if len(values) < 2:
+        return None
+    varied = [c for c in section.finished if c.values.get(setting) in values]
+    static = [c for c in section.finished if c.static and setting not in c.values]
+    legend = palette.legend([*varied, *static])
+    groups = list(dict.fromkeys(c.label(without=[setting]) for c in varied))
+    measures: list[tuple[str, Value]] = [(f"{section.accuracy}, %", _accuracy), ("parameters", _size)]
+    x = _evenly_spaced(setting, heading(setting), values)
+    data: dict[str, list[Row]] = {}
+    charts: list[alt.LayerChart] = []
+    for group in groups:
+        some = [c for c in varied if c.label(without=[setting]) == group]
+        for title, value in measures:
+            name, reference = f"{group} {title}", f"static {title}"
+            data[name], data[reference] = _means(some, value, setting), _means(static, value)
+            ends = [row[end] for row in _means([*varied, *static], value) for end in ("low", "high")]
+            log = title == "parameters" and needs_log_axis(ends)
+            scale = alt.Scale(
+                type="log" if log else "linear", domain=[min(ends), max(ends)], nice=not log, padding=8 if log else 0
+            )
+            axis = alt.Axis(format="~s") if title == "parameters" else alt.Axis()
+            y = alt.Y("mean:Q", title=title, scale=scale, axis=axis)
+            layers = [*_references(reference, legend, scale), *_curve(name, x, y, legend, with_legend=not charts)]
+            charts.append(layered(*layers, width=350, height=200, title=small_title(group)))
+    return Figure(
+        f"{section.name}-sensitivity-to-{setting.replace('_', '-')}",
+        f"Sensitivity to {_noun(setting)}",
+        f"{section.accuracy.capitalize()} and final size for each value of {_noun(setting)}"
+        + f"{_means_over_seeds(section)}."
+        + (" Horizontal lines are static networks." if static else ""),
+        missing_note(section.configurations),
+        alt.concat(*charts, columns=2, bounds="flush", spacing={"row": 75, "column": 85}),
+        legend.colored(data),
+    )
+
+
+def features(section: Section, palette: Palette) -> Figure | None:
+    """Final size of each width against the independent features of generated data; None for other data."""
+    values = section.numbers(NAMES.features)
+    varied = [c for c in section.finished if c.values.get(NAMES.features) in values and not c.static]
+    if len(values) < 2 or not varied:
+        return None
+    legend = palette.legend(varied)
+    x = _evenly_spaced(NAMES.features, heading(NAMES.features), values)
+    data: dict[str, list[Row]] = {}
+    charts: list[alt.LayerChart] = []
+    for group in dict.fromkeys(c.label(without=[NAMES.features]) for c in varied):
+        some = [c for c in varied if c.label(without=[NAMES.features]) == group]
+        for width in [width for width in section.widths if all(c.has(width) for c in some)]:
+            name = ", ".join(part for part in (group, width) if part)
+            data[name] = _means(some, lambda result, width=width: result.widths[width], NAMES.features)  # type: ignore[misc]
+            y = alt.Y("mean:Q", title="final width" if not charts else None)
+            layers = _curve(name, x, y, legend, with_legend=not charts)
+            charts.append(layered(*layers, width=250, height=230, title=small_title(name)))
+    return Figure(
+        f"{section.name}-widths-against-features",
+        "Final widths against independent features",
+        f"The size of each layer at the end of training, by independent features{_means_over_seeds(section)}.",
+        missing_note([c for c in section.configurations if not c.static]),
+        alt.concat(*charts, columns=3).resolve_scale(y="shared"),
+        legend.colored(data),
+    )
+
+
+def _means_over_seeds(section: Section) -> str:
+    return ": means over seeds with one standard deviation" if section.several_seeds else ""
+
+
+def _curve(name: str, x: alt.X, y: alt.Y, legend: Legend, with_legend: bool) -> list[alt.Chart]:
+    line = legend.rows(name).mark_line().encode(x=x, y=y, stroke=STROKE, detail=PER_STRATEGY)
+    return [line, *_dots(name, x, y, legend, with_legend)]
+
+
+def _dots(name: str, x: alt.X, y: alt.Y, legend: Legend, with_legend: bool) -> list[alt.Chart]:
+    """Means with their standard deviations."""
+    rows = legend.rows(name)
+    numbers = tooltip("strategy:N", "variant:N", "runs:Q", alt.Tooltip("text:N", title="mean ± sd"))
+    bars = rows.mark_rule(strokeWidth=1.5).encode(x=x, y=alt.Y("low:Q", scale=y["scale"]), y2=HIGH, stroke=STROKE)
+    dots = rows.mark_point(filled=True, size=55, opacity=1).encode(x=x, y=y, tooltip=numbers)
+    return [bars, legend.attach(dots) if with_legend else dots.encode(fill=FILL)]
+
+
+def _each_run(name: str, x: alt.X, y: alt.Y, legend: Legend) -> alt.Chart:
+    rows = legend.rows(name).mark_point(filled=True, size=16, opacity=0.45)
+    numbers = tooltip("strategy:N", "seed:N", alt.Tooltip("mean:Q", title="value"))
+    drawn: alt.Chart = rows.encode(x=x, y=y, fill=FILL, tooltip=numbers)
+    return drawn
+
+
+def _references(name: str, legend: Legend, scale: alt.Scale) -> list[alt.Chart]:
+    """Static networks, which have no value on the x axis: horizontal lines, with bands of one standard deviation."""
+    rows = legend.rows(name)
+    band = rows.mark_rect(opacity=0.15).encode(y=alt.Y("low:Q", scale=scale), y2=HIGH, fill=FILL)
+    line = rows.mark_rule(strokeWidth=1.5).encode(y=alt.Y("mean:Q", scale=scale), stroke=STROKE)
+    line = line.encode(tooltip=tooltip("strategy:N", "runs:Q", alt.Tooltip("text:N", title="mean ± sd")))
+    return [band, line]
+
+
+def _means(configurations: Sequence[Configuration], value: Value, setting: str = "") -> list[Row]:
+    rows = []
+    for c in configurations:
+        found = c.statistic(value)
+        assert found is not None
+        low = found.low if found.low > 0 else min(map(value, c.results))  # a logarithmic axis has no zero
+        rows.append(
+            {"strategy": c.name, "variant": c.label(), "mean": rounded(found.mean), "low": rounded(low),
+             "high": rounded(found.high), "runs": found.n, "text": significant(found, digits=4)}
+            | ({setting: c.values[setting]} if setting else {})
+        )  # fmt: skip
+    return rows
+
+
+def _each(configurations: Sequence[Configuration], value: Value) -> list[Row]:
+    return [
+        {"strategy": c.name, "seed": run.settings.seed, "mean": rounded(value(run.result))}
+        for c in configurations
+        for run in c.runs
+        if run.result is not None
+    ]
+
+
+def _evenly_spaced(setting: str, title: str, values: Sequence[float]) -> alt.X:
+    """The values of a setting at equal distances; they are often powers of a number."""
+    axis = alt.Axis(labelAngle=0, grid=True, labelExpr="datum.value")
+    return alt.X(
+        f"{setting}:O", title=title, scale=alt.Scale(domain=list(values), type="point", padding=0.3), axis=axis
+    )
+
+
+def _schedule(configuration: Configuration) -> str:
+    return str(configuration.runs[0].settings.schedule)
+
+
+def _noun(setting: str) -> str:
+    nouns = {NAMES.features: "the number of independent features", NAMES.gamma: "gamma"}
+    return nouns.get(setting, f"the {heading(setting)}")
+
+
+def _accuracy(result: Result) -> float:
+    return 100 * result.accuracy
+
+
+def _size(result: Result) -> float:
+    return result.parameters

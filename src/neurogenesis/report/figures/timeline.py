@@ -1,0 +1,188 @@
+"""Why a run grew: metric and threshold of each width at each step, with the growths marked."""
+
+from __future__ import annotations
+
+import altair as alt
+
+from ...experiments.presets import default_gamma
+from ...experiments.studies import GRADIENT
+from ..names import STRATEGY_ORDER, format_value, slug
+from ..numbers import rounded
+from ..runs import Run
+from ..sections import Configuration, Section
+from .figure import Choice, Figure, Row
+from .style import layered, table, tooltip
+
+_KINDS = {"metric": "#0072B2", "threshold": "#D55E00", "neurons": "#8a8a8a", "growth": "#222222"}
+_WIDTH = 800
+_LONGEST_LOOK = 12  # steps between two looks of a trigger by default, at most
+
+
+def timelines(section: Section) -> Figure | None:
+    """A timeline of each run that has started and is not static; those that grew come first."""
+    started = [(c, run) for c in section.configurations for run in c.runs if run.steps.count and not c.static]
+    if not started:
+        return None
+    started.sort(key=lambda pair: pair[1].steps.growths == 0)
+    choices = [_choice(c, run) for c, run in started]
+    names = [choice.name for choice in choices]
+    unique = [
+        choice
+        if names.count(choice.name) == 1
+        else Choice(f"{choice.name}-{index}", choice.label, choice.about, choice.data)
+        for index, choice in enumerate(choices)
+    ]
+    return Figure(
+        f"{section.name}-timeline",
+        "Growth of a run, step by step",
+        "Why it grew: what the trigger measured for each width (blue), the threshold (dashed orange) and the number of "
+        "neurons (grey). Dots mark growths. Above: training loss and accuracy after each epoch.",
+        "",
+        alt.vconcat(_progress(section), _growth(), spacing=18),
+        choices=unique,
+        hint="Point at a dot to see its numbers.",
+    )
+
+
+def _progress(section: Section) -> alt.LayerChart:
+    rows = table("epochs").encode(x=_steps(alt.Axis(labels=False, ticks=False, title=None, tickCount=10)))
+    numbers = tooltip("epoch:Q", "step:Q", alt.Tooltip("accuracy:Q", title=f"{section.accuracy}, %"), "loss:Q")
+
+    def line(field: str, title: str, color: str, orient: str) -> alt.Chart:
+        axis = alt.Axis(orient=orient, titleColor=color, tickCount=4, grid=orient == "left")  # type: ignore[arg-type]
+        y = alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=False), axis=axis)
+        point = alt.OverlayMarkDef(size=20, filled=True, color=color)
+        drawn: alt.Chart = rows.mark_line(color=color, point=point, strokeWidth=1.5).encode(y=y, tooltip=numbers)
+        return drawn
+
+    both = layered(
+        line("loss", "training loss", "#882255", "left"),
+        line("accuracy", f"{section.accuracy}, %", "#117733", "right"),
+        width=_WIDTH,
+        height=110,
+    )
+    drawn: alt.LayerChart = both.resolve_scale(y="independent")
+    return drawn
+
+
+def _growth() -> alt.FacetChart:
+    x = _steps(alt.Axis(title="gradient step", tickCount=10))
+    scale = alt.Scale(domain=list(_KINDS), range=list(_KINDS.values()))
+    color = alt.Color("kind:N", scale=scale, legend=alt.Legend(title=None))
+
+    def rows(kind: str, field: str) -> alt.Chart:
+        valid = alt.Chart().transform_filter(f"isValid(datum.{field})")
+        chosen: alt.Chart = valid.transform_calculate(kind=f"'{kind}'").encode(x=x, color=color)
+        return chosen
+
+    metric = alt.Y("metric:Q", title="metric", scale=alt.Scale(zero=False, padding=6), axis=alt.Axis(tickCount=4))
+    threshold = alt.Y("threshold:Q", title="metric")
+    neurons = alt.Y("size:Q", title="neurons", axis=alt.Axis(orient="right", grid=False, tickCount=4))
+    seen = tooltip("step:Q", "metric:Q", "threshold:Q", alt.Tooltip("size:Q", title="neurons"))
+    grown = tooltip(
+        "step:Q",
+        alt.Tooltip("before:Q", title="neurons before"),
+        alt.Tooltip("size:Q", title="neurons after"),
+        "growths:Q",
+        "metric:Q",
+        "threshold:Q",
+    )
+    measured = layered(
+        rows("metric", "metric").mark_line(strokeWidth=1).encode(y=metric, tooltip=seen),
+        rows("threshold", "threshold").mark_line(strokeWidth=1.5, strokeDash=[5, 3]).encode(y=threshold),
+        rows("growth", "before").mark_point(filled=True, size=16, opacity=1).encode(y=metric, tooltip=grown),
+    )
+    sizes = layered(
+        rows("neurons", "size").mark_line(interpolate="step-after", strokeWidth=1.5).encode(y=neurons),
+        # Other triggers may have no metric, and then the growth is marked at the size.
+        rows("growth", "before").transform_filter("!isValid(datum.metric)").mark_point(filled=True, size=16, opacity=1)
+        .encode(y=neurons, tooltip=grown),
+    )  # fmt: skip
+    both = layered(sizes, measured, width=_WIDTH, height=100).resolve_scale(y="independent")
+    header = alt.Header(labelAnchor="start", labelFontSize=12, title=None)
+    facet = alt.Facet("width:N", header=header, sort=alt.EncodingSortField("place", op="min"))
+    panels = both.facet(facet, columns=1, data=alt.NamedData(name="steps"), spacing=14)
+    drawn: alt.FacetChart = panels.resolve_scale(y="independent")
+    return drawn
+
+
+def _steps(axis: alt.Axis) -> alt.X:
+    return alt.X("step:Q", scale=alt.Scale(nice=False, zero=True), axis=axis)
+
+
+def _choice(c: Configuration, run: Run) -> Choice:
+    label = ", ".join(part for part in (c.name, c.label(), f"seed {run.settings.seed}") if part)
+    about = f"{run.steps.growths} growths in {run.steps.count:,} steps: {_ends(run)}.{_rule(run)}{_full(run)}"
+    state = "" if run.state == "finished" else f" ({run.state})"
+    return Choice(slug(run.path.name), label + state, about, {"epochs": _epochs(run), "steps": _points(run)})
+
+
+def _rule(run: Run) -> str:
+    """How the strategy decides, if it is known."""
+    settings, strategy = run.settings, run.settings.strategy
+    if settings.schedule != "dynamic":
+        return " A width grows when its size (metric) is below that of the schedule (threshold)."
+    if strategy in GRADIENT:
+        return (
+            " It adds a neuron for each singular value of the auxiliary gradient that is above "
+            f"{format_value(settings.scale)} times the sum of the gradient norms of present neurons. The metric is the "
+            "largest singular value, or an upper bound if that is enough to decide, so it may jump between the two."
+        )
+    if strategy not in STRATEGY_ORDER:
+        return ""
+    of_weights = strategy == "north-weight"
+    orthogonality = not of_weights and settings.metric == "orthogonality"
+    metric = "orthogonality (1 minus the gap)" if orthogonality else "effective dimension per neuron"
+    measured = {"north-weight": "weights", "north-integrated": "activations, scaled by the outgoing weights,"}
+    baseline = "the largest value so far" if settings.convolutional and not of_weights else "its value before training"
+    gamma = settings.gamma or default_gamma(strategy, settings.convolutional)
+    return (
+        f" A width grows when the {metric} of its {measured.get(strategy, 'activations')} is above gamma "
+        f"({format_value(gamma)}) times {baseline}: by the difference times the size."
+    )
+
+
+def _full(run: Run) -> str:
+    """Why lines end before training does."""
+    slack = max(0.05 * run.steps.count, 2 * (run.settings.every or _LONGEST_LOOK))
+    looks = [[point.step for point in points if point.metric is not None] for points in run.steps.points.values()]
+    if not any(steps and steps[-1] < run.steps.count - slack for steps in looks):
+        return ""
+    inputs = " or has as many neurons as inputs" if run.settings.strategy == "north-weight" else ""
+    return f" A width that is at its maximum{inputs} is no longer measured."
+
+
+def _ends(run: Run) -> str:
+    ends = {name: (history[0][1], history[-1][1]) for name, history in run.steps.changes.items()}
+    return ", ".join(
+        f"{name} {first}" + (f" → {last}" if last != first else "") for name, (first, last) in ends.items()
+    )
+
+
+def _epochs(run: Run) -> list[Row]:
+    return [
+        {
+            "step": epoch.step,
+            "epoch": epoch.epoch,
+            "loss": rounded(epoch.loss, 4),
+            "accuracy": None if epoch.accuracy is None else rounded(100 * epoch.accuracy, 4),
+        }
+        for epoch in run.epochs
+    ]
+
+
+def _points(run: Run) -> list[Row]:
+    return [
+        {
+            "width": name,
+            "place": place,
+            "step": point.step,
+            "metric": rounded(point.metric, 4),
+            "threshold": rounded(point.threshold, 4),
+            "size": point.size,
+            "before": point.before,
+            "growths": point.growths or None,
+        }
+        for place, (name, points) in enumerate(run.steps.points.items())
+        for point in points
+    ]

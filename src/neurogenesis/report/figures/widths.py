@@ -1,0 +1,219 @@
+"""The sizes of layers during and after training: in neurons, or relative to a reference if there are many layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import altair as alt
+
+from ..runs import Run
+from ..sections import Configuration, Section, missing_note, panels
+from ..statistics import evenly, statistic
+from ..steps import size_at
+from .curves import BAND, line_and_band, mean_row
+from .figure import Figure, Row
+from .style import (
+    DEVIATION,
+    FILL,
+    HIGH,
+    STROKE,
+    Legend,
+    Palette,
+    layered,
+    legend_selection,
+    small_title,
+    table,
+    tooltip,
+)
+
+_FEW = 3  # up to this many layers are drawn one by one, and variants leave room for charts of the end
+_MOST_MOMENTS = 100  # per line
+_MOST_ROWS = 6000  # per figure
+_NEURONS = alt.Scale(zero=True, nice=True)
+
+
+def widths(section: Section, palette: Palette) -> list[Figure]:
+    """The figures of sizes; none if all networks are static or grow on fixed schedules."""
+    configurations = [c for c in section.finished if all(run.steps.count for run in c.finished)]
+    growing = [c for c in configurations if not c.static]
+    if all(c.scheduled for c in growing):
+        return []
+    if len(section.widths) <= _FEW:
+        return [_in_neurons(section, configurations, palette)]
+    return [_relative(section, growing), _relative_at_the_end(section, growing, palette)]
+
+
+def _in_neurons(section: Section, configurations: Sequence[Configuration], palette: Palette) -> Figure:
+    legend, clock, parts = palette.legend(configurations), _Clock(section), panels(configurations)
+    # The end of a single run is the end of its line, and many variants leave no room.
+    with_ends = len(parts) <= _FEW and sum(len(c.finished) for c in configurations) > 1
+    width = 560 if with_ends else 370 if len(parts) == 1 else 185
+    height = 200 if len(parts) == 1 else 130
+    moments = _moments(len(configurations) * len(section.widths))
+    data: dict[str, list[Row]] = {}
+    charts: list[alt.LayerChart] = []
+    for label, some in parts:
+        for layer in section.widths:
+            having = [c for c in some if c.has(layer)]
+            if not having:
+                continue
+            names = [part for part in (label, layer) if part]
+            name, end = ", ".join(names), f"{', '.join(names)} at the end"
+            data[name] = [row for c in having for row in _sizes(c, layer, clock, moments)]
+            data[end] = _ends(having, layer)
+            numbers = tooltip("strategy:N", f"{clock.unit}:Q", alt.Tooltip("mean:Q", title="neurons"), DEVIATION)
+            x = clock.axis(width)
+            y = alt.Y("mean:Q", title="neurons" if with_ends or not charts else None, scale=_NEURONS)
+            lines = line_and_band(name, x, y, legend, numbers, with_legend=not charts, stepped=True)
+            title = small_title(name if with_ends else names)
+            charts.append(layered(*lines, width=width, height=height, title=title))
+            if with_ends:
+                marks, beside = _end_marks(end, legend), max(60, 24 * len(legend.names))
+                charts.append(layered(*marks, width=beside, height=height, title=small_title("at the end")))
+    spacing = {"row": 90, "column": 16 if with_ends else 50}
+    columns = 2 if with_ends or len(parts) == 1 else 4 if len(section.widths) == 2 else 3
+    return Figure(
+        f"{section.name}-widths",
+        f"Widths during {'and at the end of ' if with_ends else ''}training",
+        f"Neurons of each layer during training{BAND if section.several_seeds else ''}."
+        + (" Right: at the end of training, a dot for each run and a bar at the mean." if with_ends else ""),
+        missing_note(section.configurations),
+        alt.concat(*charts, columns=columns, bounds="flush", spacing=spacing).resolve_scale(y="shared"),
+        legend.colored(data),
+    )
+
+
+def _end_marks(name: str, legend: Legend) -> list[alt.Chart]:
+    x = legend.positions.axis(alt.Axis(labels=False, ticks=False))
+    y = alt.Y("mean:Q", title=None, axis=alt.Axis(labels=False, ticks=False), scale=_NEURONS)
+    rows = legend.rows(name)
+    dots = rows.transform_filter("isValid(datum.seed)").mark_point(filled=True, size=26, opacity=0.6)
+    bars = rows.transform_filter("!isValid(datum.seed)").mark_tick(thickness=2.5, size=18)
+    neurons = alt.Tooltip("mean:Q", title="neurons")
+    return [
+        dots.encode(x=x, y=y, fill=FILL, tooltip=tooltip("strategy:N", "seed:N", neurons)),
+        bars.encode(x=x, y=y, fill=FILL, tooltip=tooltip("strategy:N", neurons, DEVIATION)),
+    ]
+
+
+def _relative(section: Section, growing: Sequence[Configuration]) -> Figure:
+    clock, layers = _Clock(section), section.widths
+    shown, moments = legend_selection("layer", layers), _moments(len(growing) * len(layers))
+    scheme = alt.SchemeParams(name="viridis", extent=[0, 0.88])
+    color = alt.Color("layer:O", sort=layers, scale=alt.Scale(domain=layers, scheme=scheme))
+    numbers = tooltip("layer:N", f"{clock.unit}:Q", alt.Tooltip("mean:Q", title="relative width"), DEVIATION)
+    data: dict[str, list[Row]] = {"one": [{"one": 1}]}
+    charts: list[alt.LayerChart] = []
+    for c in growing:
+        name = ", ".join(part for part in (c.name, c.label()) if part)
+        data[name] = [
+            row for layer in layers if c.has(layer) for row in _sizes(c, layer, clock, moments, relative=True)
+        ]
+        y = alt.Y("mean:Q", title="relative width" if len(charts) % 3 == 0 else None)
+        line = table(name).transform_filter(shown).mark_line(interpolate="step-after", strokeWidth=1.7)
+        line = line.encode(x=clock.axis(240), y=y, color=color, tooltip=numbers)
+        line = line if charts else line.add_params(shown)
+        charts.append(layered(_line_at_one(), line, width=240, height=190, title=small_title(name)))
+    return Figure(
+        f"{section.name}-relative-widths",
+        "Relative widths during training",
+        f"The size of each layer relative to {section.reference}{', mean over seeds' if section.several_seeds else ''},"
+        " from the first layer (dark) to the last (light). The dashed line is at 1.",
+        missing_note([c for c in section.configurations if not c.static]),
+        alt.concat(*charts, columns=3).resolve_scale(y="shared"),
+        data,
+    )
+
+
+def _relative_at_the_end(section: Section, growing: Sequence[Configuration], palette: Palette) -> Figure:
+    legend, layers, parts = palette.legend(growing), section.widths, panels(growing)
+    beside = alt.XOffset("strategy:N", scale=alt.Scale(domain=legend.names))
+    numbers = tooltip("strategy:N", "layer:N", alt.Tooltip("mean:Q", title="relative width"), DEVIATION, "runs:Q")
+    data: dict[str, list[Row]] = {"one": [{"one": 1}]}
+    charts: list[alt.LayerChart] = []
+    for label, some in parts:
+        name = label or "widths"
+        data[name] = [_relative_end(c, layer) for c in some for layer in layers if c.has(layer)]
+        axis = alt.Axis(labelAngle=-30) if label == parts[-1][0] else alt.Axis(labels=False, ticks=False)
+        x = alt.X("layer:N", title=None, scale=alt.Scale(domain=layers), axis=axis)
+        rows = legend.rows(name).encode(x=x, xOffset=beside)
+        bars = rows.transform_filter("isValid(datum.sd)").mark_rule(strokeWidth=1.5)
+        bars = bars.encode(y=alt.Y("low:Q"), y2=HIGH, stroke=STROKE)
+        dots = rows.mark_point(filled=True, size=50, opacity=1)
+        dots = dots.encode(y=alt.Y("mean:Q", title="relative width"), tooltip=numbers)
+        dots = dots.encode(fill=FILL) if charts else legend.attach(dots)
+        height = 230 if len(parts) == 1 else 150
+        charts.append(layered(_line_at_one(), bars, dots, width=800, height=height, title=small_title(label)))
+    return Figure(
+        f"{section.name}-relative-widths-at-the-end",
+        "Relative widths at the end of training",
+        f"Where the networks have grown: the final size of each layer relative to {section.reference}"
+        f"{', mean over seeds with one standard deviation' if section.several_seeds else ''}. The dashed line is at 1.",
+        missing_note([c for c in section.configurations if not c.static]),
+        alt.vconcat(*charts).resolve_scale(y="shared"),
+        legend.colored(data),
+    )
+
+
+class _Clock:
+    """The x axis: gradient steps, or epochs if the number of steps per epoch differs between runs."""
+
+    def __init__(self, section: Section) -> None:
+        runs = [run for run in section.runs if run.result is not None and run.epochs]
+        self.unit = "step" if len({round(run.steps.count / len(run.epochs)) for run in runs}) == 1 else "epoch"
+        title = "gradient step" if self.unit == "step" else "epoch"
+        self._x = alt.X(f"{self.unit}:Q", title=title, scale=alt.Scale(nice=False))
+
+    def axis(self, width: int) -> alt.X:
+        """The axis of a chart of this width in pixels."""
+        return self._x.axis(alt.Axis(tickCount=width // 55))
+
+    def time(self, run: Run, fraction: float) -> float:
+        """The step or epoch at a fraction of a run."""
+        whole = run.steps.count if self.unit == "step" else max(1, len(run.epochs))
+        return round(fraction * whole, 2)
+
+
+def _moments(lines: int) -> int:
+    """The number of moments to draw of each line, by the number of lines in the figure."""
+    return max(30, min(_MOST_MOMENTS, _MOST_ROWS // lines))
+
+
+def _sizes(c: Configuration, layer: str, clock: _Clock, moments: int, relative: bool = False) -> list[Row]:
+    """Mean sizes at the moments when one changes; from stretches without a change, only the ends are kept."""
+    units = [run.result.reference_size(layer) if relative and run.result else 1 for run in c.finished]
+    rows: list[Row] = []
+    changes = sorted(
+        {step / run.steps.count for run in c.finished for step, _ in run.steps.changes[layer]} | {0.0, 1.0}
+    )
+    for fraction in [changes[index] for index in evenly(len(changes), 2 * moments)]:
+        pairs = zip(c.finished, units, strict=True)
+        found = statistic([size_at(run.steps.changes[layer], fraction * run.steps.count) / unit for run, unit in pairs])
+        assert found is not None
+        row = mean_row(c, found.mean, found.sd) | ({"layer": layer} if relative else {})
+        if len(rows) > 1 and all(row.items() <= earlier.items() for earlier in rows[-2:]):
+            rows.pop()
+        rows.append(row | {clock.unit: clock.time(c.finished[0], fraction)})
+    return rows
+
+
+def _ends(configurations: Sequence[Configuration], layer: str) -> list[Row]:
+    rows: list[Row] = []
+    for c in configurations:
+        found = c.statistic(lambda result: result.widths[layer])
+        assert found is not None
+        sizes = [(run.settings.seed, run.result.widths[layer]) for run in c.runs if run.result is not None]
+        rows += [{"strategy": c.name, "seed": seed, "mean": size} for seed, size in sizes]
+        rows.append(mean_row(c, found.mean, found.sd))
+    return rows
+
+
+def _relative_end(c: Configuration, layer: str) -> Row:
+    found = c.statistic(lambda result: result.relative_size(layer))
+    assert found is not None
+    return mean_row(c, found.mean, found.sd) | {"layer": layer, "runs": found.n}
+
+
+def _line_at_one() -> alt.Chart:
+    rule: alt.Chart = table("one").mark_rule(strokeDash=[4, 3], color="#999").encode(y=alt.Y("one:Q"))
+    return rule

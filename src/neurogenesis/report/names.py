@@ -1,0 +1,88 @@
+"""Names in print: strategies and their order, settings and their values."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ..experiments.presets import NAMES
+from ..experiments.record import RecordedSettings
+from ..experiments.settings import STATIC
+from ..experiments.studies import GROWING
+
+_ABLATION = f"north-select-{NAMES.least}"
+STRATEGY_ORDER = ("north-select", _ABLATION, *(name for name in GROWING if name != "north-select"))
+_DISPLAYED = {
+    _ABLATION: "NORTH-Select, least",
+    "gradmax": "GradMax", "firefly": "Firefly", "nest": "NeST",
+    "small": "Small static", "medium": "Medium static", "big": "Big static",
+    "effective_dimension": "effective dimension",
+}  # fmt: skip
+_HEADINGS = {NAMES.hidden: "hidden layers", NAMES.features: "independent features", NAMES.batch: "batch size"}
+
+
+def strategy_name(settings: RecordedSettings) -> str:
+    """The strategy of a run; an ablation counts as a strategy."""
+    name: str = settings.strategy
+    return f"{name}-{NAMES.least}" if settings.least and name not in STATIC else name
+
+
+def display_name(strategy: str) -> str:
+    """The name of a strategy in print; unknown names stay as they are.
+
+    Example:
+        >>> display_name("north-select"), display_name("gradmax"), display_name("mine")
+        ('NORTH-Select', 'GradMax', 'mine')
+    """
+    if strategy not in _DISPLAYED and strategy in STRATEGY_ORDER:
+        return f"NORTH-{strategy[6:].capitalize()}"
+    return _DISPLAYED.get(strategy, strategy)
+
+
+def strategy_rank(strategy: str) -> tuple[int, str]:
+    """A sort key: strategies of the paper, then unknown ones by name, then static networks."""
+    if strategy in STATIC:
+        return len(STRATEGY_ORDER) + 1 + STATIC.index(strategy), strategy
+    return (STRATEGY_ORDER.index(strategy) if strategy in STRATEGY_ORDER else len(STRATEGY_ORDER)), strategy
+
+
+def heading(setting: str) -> str:
+    """The name of a setting in print."""
+    return _HEADINGS.get(setting, setting.replace("_", " "))
+
+
+def format_value(value: Any) -> str:
+    """The value of a setting in print."""
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)):
+        return f"{value:g}" if abs(value) < 1e6 else str(value)
+    return _DISPLAYED.get(value, value) if isinstance(value, str) else json.dumps(value)
+
+
+def phrase(setting: str, value: Any) -> str:
+    """A setting and its value in print.
+
+    Example:
+        >>> phrase("gamma", 0.9), phrase("features", 8), phrase("schedule", "linear")
+        ('gamma 0.9', '8 features', 'linear')
+    """
+    if setting in (NAMES.schedule, NAMES.metric):
+        return format_value(value)
+    if setting in (NAMES.features, NAMES.hidden):
+        noun = "feature" if setting == NAMES.features else "hidden layer"
+        return f"{format_value(value)} {noun}{'' if value == 1 else 's'}"
+    return f"{'lr' if setting == NAMES.learning_rate else heading(setting)} {format_value(value)}"
+
+
+def slug(text: str) -> str:
+    """A text as part of a file name.
+
+    Example:
+        >>> slug("MNIST, dynamic / seed 1")
+        'mnist-dynamic-seed-1'
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:80] or "unnamed"

@@ -1,0 +1,235 @@
+"""Read the records of runs; skip what is incomplete or foreign, and remember why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..experiments.errors import UsageError
+from ..experiments.parsing import INVALID, parse
+from ..experiments.record import (
+    ENVIRONMENT_FILE,
+    EPOCHS_FILE,
+    FAILURE_FILE,
+    LOCK_FILE,
+    REPORTED_FILES,
+    RESULT_FILE,
+    SETTINGS_FILE,
+    STEPS_FILE,
+    STUDY_FILE,
+    Environment,
+    Epoch,
+    RecordedSettings,
+    Result,
+    Sizes,
+    Step,
+    StudyRecord,
+)
+from .runs import STATES, Found, Run, Skipped, State, Study
+from .steps import StepSummary, summarize
+
+T = TypeVar("T")
+
+_FILES = set(REPORTED_FILES)
+_PICTURES = (".html", ".png", ".svg", ".pdf")  # reports, which are often in the directories of runs
+_POINTS, _ALL_POINTS = 400, 100_000  # per width, and in the whole report
+_NOT_A_RUN = "contains no record of a run"
+
+
+def read(paths: Sequence[Path]) -> Found:
+    """The runs in and below some directories.
+
+    Raises:
+        UsageError: no run was found.
+    """
+    reader = _Reader()
+    for path in paths:
+        if not path.is_dir():
+            reader.skip(path, "is not a directory" if path.exists() else "does not exist")
+        elif not reader.search(path, None):
+            reader.skip(path, _NOT_A_RUN)
+    if not any(run.state not in ("missing", "unreadable") for _, run in reader.found.values()):
+        reasons = "".join(f"\n  {skipped}" for skipped in reader.skipped)
+        raise UsageError(
+            f"no runs in {', '.join(map(str, paths))}: give directories of runs or sweeps, or any above them{reasons}"
+        )
+    return Found(paths, reader.studies(), reader.skipped)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.skipped: list[Skipped] = []
+        self.found: dict[Path, tuple[Path | None, Run]] = {}  # study and run by resolved path, so none is read twice
+        self._studies: dict[Path, StudyRecord] = {}  # by resolved directory
+        self._visited: set[Path] = set()
+
+    def skip(self, path: Path, reason: str) -> None:
+        if (skipped := Skipped(path, reason)) not in self.skipped:
+            self.skipped.append(skipped)
+
+    def search(self, directory: Path, study: Path | None) -> bool:
+        """Read the runs in and below a directory of a study; whether there was any record."""
+        if directory.resolve() in self._visited:
+            return True
+        self._visited.add(directory.resolve())
+        try:
+            entries = sorted(directory.iterdir())
+        except OSError as error:
+            self.skip(directory, f"cannot be read: {error.strerror}")
+            return True
+        names = {entry.name for entry in entries}
+        if STUDY_FILE in names and self._read_study(directory):
+            study = directory
+        if names & _FILES and self._read_run(directory, study):
+            return True
+        earlier_report = bool(entries) and all(entry.suffix in _PICTURES for entry in entries)
+        foreign, found = [], study == directory or earlier_report or bool(names & _FILES)
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in (STUDY_FILE, LOCK_FILE, *_FILES):
+                continue
+            if entry.is_dir():
+                has_record = self.search(entry, study)
+                found |= has_record
+                foreign += [] if has_record else [(entry, _NOT_A_RUN)]
+            elif entry.suffix not in _PICTURES:
+                foreign.append((entry, "is not part of a run"))
+        if found:
+            for path, reason in foreign:
+                self.skip(path, reason)
+        return found
+
+    def _read_study(self, directory: Path) -> bool:
+        """Read study.json; its runs are missing until they are found."""
+        place = directory.resolve()
+        record = self._json(directory / STUDY_FILE, _parse_study)
+        if record is not None and place not in self._studies:
+            self._studies[place] = record
+            for name, settings in record.runs.items():
+                path = directory / name
+                missing = Run(path, RecordedSettings(settings), "missing")
+                _, run = self.found.get(path.resolve(), (None, missing))
+                self.found[path.resolve()] = (place, run)
+        return record is not None
+
+    def _read_run(self, directory: Path, study: Path | None) -> bool:
+        """Read the run in a directory; whether there is one."""
+        place = directory.resolve()
+        failed = (directory / FAILURE_FILE).exists()
+        failure = _last_line(directory / FAILURE_FILE) if failed else ""
+        settings = None
+        if (directory / SETTINGS_FILE).is_file():
+            settings = self._json(directory / SETTINGS_FILE, RecordedSettings)
+        elif place in self.found and failure:  # it failed before it had a record
+            self._update(place, state="failed", failure=failure)
+            return True
+        else:
+            self.skip(directory, f"has no {SETTINGS_FILE}")
+        if settings is None:
+            if place in self.found:
+                self._update(place, state="unreadable")
+            return False
+        result = self._optional(directory / RESULT_FILE, Result)
+        state: State = "finished" if result is not None else "failed" if failed else "unfinished"
+        epochs = list(self._lines(directory / EPOCHS_FILE, Epoch))
+        environment = self._optional(directory / ENVIRONMENT_FILE, Environment)
+        failure = failure if state == "failed" else ""
+        run = Run(directory, settings, state, epochs, result, environment, failure=failure)
+        self.found[place] = (study.resolve() if study else None, run)
+        return True
+
+    def _update(self, place: Path, **changes: Any) -> None:
+        study, run = self.found[place]
+        self.found[place] = (study, replace(run, **changes))
+
+    def studies(self) -> list[Study]:
+        """The runs by study, or else by preset, with their steps."""
+        widths = sum(len(run.epochs[-1].widths) for _, run in self.found.values() if run.epochs)
+        limit = max(50, min(_POINTS, _ALL_POINTS // max(1, widths)))
+        groups: dict[tuple[Path | None, str], list[Run]] = {}
+        for study, run in self._unique_runs():
+            groups.setdefault((study, run.settings.preset), []).append(self._with_steps(run, limit))
+        directories = [study for study, _ in groups]
+        studies = []
+        for (study, preset), runs in groups.items():
+            name = self._studies[study].study if study else preset
+            title = (self._studies[study].title or name) if study else preset
+            suffix = f", {preset}" if study and directories.count(study) > 1 else ""
+            studies.append(Study(name + suffix, title + suffix, runs))
+        return studies
+
+    def _unique_runs(self) -> Iterator[tuple[Path | None, Run]]:
+        """Each run once: a copy in the same study would count as another seed."""
+        known: dict[tuple[Path | None, str], Run] = {}
+        by_state = sorted(self.found.values(), key=lambda pair: STATES.index(pair[1].state))
+        for study, run in by_state:
+            first = known.setdefault((study, json.dumps(dict(run.settings), sort_keys=True)), run)
+            if first is not run:
+                self.skip(run.path, f"is a copy of {first.path}")
+        kept = set(map(id, known.values()))
+        yield from (pair for pair in self.found.values() if id(pair[1]) in kept)
+
+    def _with_steps(self, run: Run, limit: int) -> Run:
+        initial = run.result.initial_widths if run.result else {}
+        summary = StepSummary()
+        if run.state not in ("missing", "unreadable"):
+            summary = summarize(self._lines(run.path / STEPS_FILE, Step), initial, limit)
+        if not summary.count:
+            summary = _summarize_epochs(run.epochs, initial, limit)
+        return replace(run, steps=summary)
+
+    def _optional(self, path: Path, kind: type[T]) -> T | None:
+        return self._json(path, lambda content: parse(kind, content)) if path.is_file() else None
+
+    def _json(self, path: Path, convert: Callable[[Any], T]) -> T | None:
+        try:
+            return convert(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            self.skip(path, f"cannot be read: {error.strerror}")
+        except json.JSONDecodeError:
+            self.skip(path, "is not valid JSON, or incomplete")
+        except KeyError as error:
+            self.skip(path, f"has no {error}")
+        except INVALID as error:
+            self.skip(path, f"does not have the expected content ({error})")
+        return None
+
+    def _lines(self, path: Path, kind: type[T]) -> Iterator[T]:
+        """The valid lines of a file; a run that was killed may leave an incomplete one at the end."""
+        if not path.is_file():
+            return
+        invalid: list[int] = []
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                for number, line in enumerate(file, 1):
+                    try:
+                        yield parse(kind, json.loads(line))
+                    except INVALID:
+                        invalid.append(number)
+        except OSError as error:
+            self.skip(path, f"cannot be read: {error.strerror}")
+        if invalid:
+            more = f", and {len(invalid) - 1} more" if len(invalid) > 1 else ""
+            self.skip(path, f"line {invalid[0]} is incomplete or invalid{more}")
+
+
+def _parse_study(content: Any) -> StudyRecord:
+    record = parse(StudyRecord, content)
+    for settings in record.runs.values():
+        RecordedSettings(settings)
+    return record
+
+
+def _summarize_epochs(epochs: Sequence[Epoch], initial: Sizes, limit: int) -> StepSummary:
+    """The sizes after each epoch, where there are no steps; they say nothing about cost."""
+    steps = (Step(step=epoch.step, widths=epoch.widths) for epoch in epochs)
+    return replace(summarize(steps, initial, limit), cost=None)
+
+
+def _last_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:300]
+    except OSError:
+        return ""
