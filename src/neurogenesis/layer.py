@@ -81,7 +81,7 @@ class Layer:
         self.maximum: int | None = None
         self.memory: dict[str, float] = {}
         self.now = StepContext()
-        self.record = None if route is None else Seen(model, width, route)
+        self.seen = None if route is None else Seen(model, width, route)
         self._buffer = None if route is None else buffer
 
     def __repr__(self) -> str:
@@ -224,25 +224,25 @@ class Layer:
     @property
     def has_gradients(self) -> bool:
         """Whether a backward pass has reached the layer since the last step."""
-        return self.record is not None and bool(self.record.pairs)
+        return self.seen is not None and bool(self.seen.pairs)
 
     @property
     def gradient_norms(self) -> Mapping[str, Tensor]:
         """Norms of the gradients of fan-in and fan-out, per neuron."""
-        return {} if self.record is None else self.record.gradient_norms
+        return {} if self.seen is None else self.seen.gradient_norms
 
     def auxiliary_gradient(self) -> Tensor:
         """Gradient of the bridge, summed over the passes since the last step."""
-        assert self.bridge is not None and self.record is not None
-        total = sum(self.bridge.gradient(pair.H_prev, pair.D) for pair in self.record.pairs)
+        assert self.bridge is not None and self.seen is not None
+        total = sum(self.bridge.gradient(pair.H_prev, pair.D) for pair in self.seen.pairs)
         assert isinstance(total, Tensor)
         check_finite([total], f"gradients of {self.name}")
         return total
 
     def auxiliary_bound(self) -> float:
         """Cheap upper bound on the norm of the auxiliary gradient."""
-        assert self.bridge is not None and self.record is not None
-        return sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.record.pairs)
+        assert self.bridge is not None and self.seen is not None
+        return sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.seen.pairs)
 
     # --- trial runs --------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class Layer:
         self, fan_in: Tensor, fan_out: Tensor, bias: Tensor | None = None, sources: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Gradients of the fan-in and fan-out of candidates; see `candidates.trials`."""
-        pairs = () if self.record is None else self.record.pairs
+        pairs = () if self.seen is None else self.seen.pairs
         return self._trials.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
 
     @property

@@ -169,7 +169,7 @@ class Grower:
         if "activations" in self.strategy.trigger.needs:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
         self._schedule.start(layer.name for layer in layers)
-        self._taps.watch([layer.record for layer in layers if layer.record is not None and layer.bridge is not None])
+        self._taps.watch([layer.seen for layer in layers if layer.seen is not None and layer.bridge is not None])
         self._taps.wanted = self._schedule.due(self.steps + 1)
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
@@ -243,7 +243,7 @@ class Grower:
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
         for layer in due:
-            if layer.record is not None and layer.record.drop_stale():
+            if layer.seen is not None and layer.seen.drop_stale():
                 self._warn(
                     "inputs were modified in place or widths resized between the backward pass and grower.step(): "
                     "gradients of such steps are not used"
