@@ -1,9 +1,10 @@
-# Both commands work on a machine with nothing but Python, pip and venv: they make .venv and fill it.
+# The commands work on a machine with nothing but Python, pip and venv: they make .venv and fill it.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CONSTRAINTS ?= constraints.txt
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-long zoo bench check clean
+.PHONY: demo test test-long test-library zoo bench check docs dist clean
 
 demo: .venv/experiments.installed  ## grow a small network on handwritten digits, and draw what happened
 	$(BIN)/neurogenesis run digits
@@ -18,18 +19,28 @@ test-long: .venv/test.installed  ## every test
 zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
 	$(BIN)/python -m benchmarks.zoo
 
-bench: .venv/test.installed  ## what finding widths, growing, watching, selecting and the loop of the experiments cost, and what becomes of new neurons, and how new neurons fare
+bench: .venv/test.installed  ## what finding widths, growing, watching, selecting and the loop of the experiments cost, and how new neurons fare
 	for name in surgery overhead selection loop newborn; do $(BIN)/python -W ignore -m benchmarks.$$name; done
 
-check: .venv/test.installed
+check: .venv/test.installed  ## style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-.venv/%.installed: pyproject.toml constraints.txt
+docs: .venv/docs.installed  ## the site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m tools.check_site site
+
+dist: .venv/dist.installed  ## source archive and wheel in dist/, checked, and the wheel tried in a fresh environment
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tools.try_wheel dist
+
+.venv/%.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) --editable ".[$*]"
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist site
