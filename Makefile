@@ -16,6 +16,12 @@ test: .venv/test.installed check  ## all tests but the long ones, with style and
 test-long: .venv/test.installed  ## every test
 	$(BIN)/pytest -n 2 -m "long or not long"
 
+# On another Python or torch: make test-library PYTHON=python3.10 CONSTRAINTS=file-with-torch==2.7.1
+NOT_LIBRARY := $(patsubst %,--ignore=tests/test_%.py,benchmarks cli data docs packaging report runs sweep zoo) \
+	$(patsubst %,--ignore=src/neurogenesis/%,experiments report cli.py __main__.py)
+test-library: .venv/library-test.installed  ## the tests of the library alone, which need torch alone
+	$(BIN)/pytest -n 2 tests src $(NOT_LIBRARY)
+
 zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
 	$(BIN)/python -m benchmarks.zoo
 
