@@ -1,9 +1,10 @@
-# Both commands work on a machine with nothing but Python, pip and venv: they make .venv and fill it.
+# The commands work on a machine with nothing but Python, pip and venv: they make .venv and fill it.
 PYTHON ?= python3
 BIN := .venv/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+CONSTRAINTS ?= constraints.txt
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-long zoo bench check clean
+.PHONY: demo test test-long test-library zoo bench check docs dist clean
 
 demo: .venv/experiments.installed  ## grow a small network on handwritten digits, and draw what happened
 	$(BIN)/neurogenesis run digits
@@ -15,21 +16,37 @@ test: .venv/test.installed check  ## all tests but the long ones, with style and
 test-long: .venv/test.installed  ## every test
 	$(BIN)/pytest -n 2 -m "long or not long"
 
+# On another Python or torch: make test-library PYTHON=python3.10 CONSTRAINTS=file-with-torch==2.7.1
+NOT_LIBRARY := $(patsubst %,--ignore=tests/test_%.py,benchmarks cli data docs packaging report runs sweep zoo) \
+	$(patsubst %,--ignore=src/neurogenesis/%,experiments report cli.py __main__.py)
+test-library: .venv/library-test.installed  ## the tests of the library alone, which need torch alone
+	$(BIN)/pytest -n 2 tests src $(NOT_LIBRARY)
+
 zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
 	$(BIN)/python -m benchmarks.zoo
 
-bench: .venv/test.installed  ## what finding widths, growing, watching, selecting and the loop of the experiments cost, and what becomes of new neurons, and how new neurons fare
+bench: .venv/test.installed  ## what finding widths, growing, watching, selecting and the loop of the experiments cost, and how new neurons fare
 	for name in surgery overhead selection loop newborn; do $(BIN)/python -W ignore -m benchmarks.$$name; done
 
-check: .venv/test.installed
+check: .venv/test.installed  ## style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-.venv/%.installed: pyproject.toml constraints.txt
+docs: .venv/docs.installed  ## the site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m tools.check_site site
+
+dist: .venv/dist.installed  ## source archive and wheel in dist/, checked, and the wheel tried in a fresh environment
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tools.try_wheel dist
+
+.venv/%.installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) --editable ".[$*]"
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist site

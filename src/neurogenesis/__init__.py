@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from .surgery.plan import Plan, plan_shrinkage, shrink
     from .triggers import Decision
 
+    __version__: str
+
 __all__ = [
     "Decision",
     "Event",
@@ -62,7 +64,11 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     # On first use: importing torch takes a second or more, which the command's help need not wait for.
-    if name in _HOME:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        found = version("torch-neurogenesis")
+    elif name in _HOME:
         home = import_module(f".{_HOME[name]}", __name__)
         found = getattr(home, name, None) or import_module(f"{home.__name__}.{name}")
     elif name in __all__:
