@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from types import ModuleType
@@ -43,51 +42,3 @@ def test_what_the_api_reference_shows_exists(name: str) -> None:
     found: object = ng
     for part in name.split(".")[1:]:
         found = getattr(found, part)  # raises AttributeError if it does not
-
-
-BELOW = {"passes/taps.py": {"layer"}}  # the taps write into layers; to be turned round
-
-
-def modules_in_order() -> list[str]:
-    """The modules of the architecture's table, as names within the package."""
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    return [
-        name.removesuffix("/").removesuffix(".py") for name in re.findall(r"^\| `([\w./]+)` \|", page, re.MULTILINE)
-    ]
-
-
-def imported(path: Path) -> set[str]:
-    """The modules of the package that a file imports when it is run, by their first name."""
-    inside = path.relative_to(PACKAGE).parts
-    names = set()
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            return
-        if isinstance(node, ast.ImportFrom):
-            base = [*inside[: len(inside) - node.level]] if node.level else None
-            full = [] if node.module is None else node.module.split(".")
-            if base is not None:
-                where = [*base, *full]
-                names.update([where[0]] if where else [alias.name for alias in node.names])
-            elif full[0] == "neurogenesis":
-                names.update(full[1:2])
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(ast.parse(path.read_text("utf-8")))
-    return names
-
-
-def test_the_architecture_lists_every_module() -> None:
-    present = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
-    assert set(modules_in_order()) == present - {"__init__", "__main__"}
-
-
-def test_each_module_imports_only_from_those_above_it() -> None:
-    order = modules_in_order()
-    for number, name in enumerate(order):
-        files = [PACKAGE / f"{name}.py"] if (PACKAGE / f"{name}.py").exists() else list((PACKAGE / name).rglob("*.py"))
-        for file in files:
-            known = BELOW.get(str(file.relative_to(PACKAGE)), set())
-            assert imported(file) <= {*order[: number + 1], *known}, f"{file.relative_to(PACKAGE)} imports from below"

@@ -64,13 +64,14 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     # On first use: importing torch takes a second or more, which the command's help need not wait for.
+    found: Any
     if name == "__version__":
         from importlib.metadata import version
 
         found = version("torch-neurogenesis")
     elif name in _HOME:
         home = import_module(f".{_HOME[name]}", __name__)
-        found = getattr(home, name, None) or import_module(f"{home.__name__}.{name}")
+        found = getattr(home, name, None) or import_module(f"{home.__name__}.{name}")  # a module or a name in it
     elif name in __all__:
         found = import_module(f".{name}", __name__)
     else:

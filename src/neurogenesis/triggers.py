@@ -16,6 +16,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from . import metrics
+from .defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .layer import Layer, Need
 from .metrics import Metric
 from .passes.buffers import Activations, Untrained
@@ -90,13 +91,6 @@ def as_trigger(given: Trigger | Callable[[Layer], Decision | int]) -> Trigger:
         raise TypeError(f"a trigger is a function of a layer, such as triggers.Activation(), not {given!r}")
     return _FunctionTrigger(given)
 
-
-GAMMA = 0.97
-"""Default factor of the baseline of activations."""
-GAMMA_CONVOLUTIONAL = 0.9
-"""Default factor of the baseline of activations in networks with convolutions."""
-GAMMA_WEIGHT = 0.99
-"""Default factor of the baseline of weights."""
 
 Baseline = Literal["initial", "running maximum"]
 

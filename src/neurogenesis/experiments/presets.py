@@ -10,8 +10,9 @@ from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
+from ..defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .errors import UsageError
-from .settings import GAMMA, PRESET, Convolutional, Dense, Settings
+from .settings import PRESET, Convolutional, Dense, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,4 +174,6 @@ def settings_from(record: dict[str, Any]) -> Settings:
 
 def default_gamma(strategy: str, convolutional: bool) -> float:
     """The gamma of a strategy's trigger, where none is set."""
-    return GAMMA["weight" if strategy == "north-weight" else "convolutional" if convolutional else "dense"]
+    if strategy == "north-weight":
+        return GAMMA_WEIGHT
+    return GAMMA_CONVOLUTIONAL if convolutional else GAMMA

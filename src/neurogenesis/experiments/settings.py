@@ -19,9 +19,6 @@ Schedule = Literal["dynamic", "linear", "batched"]
 Metric = Literal["effective_dimension", "orthogonality"]
 Decay = Literal["none", "cosine"]
 
-GAMMA = {"dense": 0.97, "convolutional": 0.9, "weight": 0.99}
-"""Defaults of gamma in `neurogenesis.triggers`: for activations without and with convolutions, and for weights."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:

@@ -24,7 +24,14 @@ class Fill:
     statistic: bool = False
 
 
-ZERO, ONE, MEAN, RANDOM = Fill("zero"), Fill("one"), Fill("mean"), Fill("random")
+ZERO = Fill("zero")
+"""Zeros, as for the columns of a consumer."""
+ONE = Fill("one")
+"""Ones, as for the scale of a norm."""
+MEAN = Fill("mean")
+"""The mean of the present entries."""
+RANDOM = Fill("random")
+"""Random vectors, as for the rows of a producer."""
 
 
 class FanIn(NamedTuple):

@@ -26,7 +26,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .fills import Fill
 from .reasons import Kind, Reason
-from .rules import Axes, Role, RuleError, checked, is_taught, module_rule, rule_for, unknown
+from .rules import Axes, Role, RuleError, unknown
+from .rules.base import checked, rule_for
+from .rules.taught import is_taught, module_rule
 from .terms import Atom, Conflict, Term, fix, leaves, size, unify
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]

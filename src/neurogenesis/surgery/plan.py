@@ -82,6 +82,8 @@ class Plan:
         result: list[Operation] = []
         edits, model = grouped(self.edits), unwrapped(model)
         changes = {change.tensor: change.added for change in self.changes}
+        if ema is not None:
+            check_average(model, ema)
         targets = [model] if ema is None else [model, averaged_model(ema)]
         for target in targets:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))

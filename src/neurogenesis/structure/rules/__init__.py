@@ -10,10 +10,10 @@ Pointwise operations need no rule: torch tags them. Users can register rules for
 
 from ..fills import MEAN, ONE, RANDOM, ZERO, Fill
 from ..terms import concatenation, product, size
-from . import across, contractions, lookups, shapes
-from .base import checked, elementwise, fresh, rule_for, unknown
+from . import across, contractions, lookups, shapes  # noqa: F401  they register the rules of torch's operations
+from .base import elementwise, fresh, unknown
 from .call import Axes, Call, Role, Rule
-from .taught import ModuleRule, RuleError, forget, is_taught, module, module_rule, operation
+from .taught import ModuleRule, RuleError, forget, module, operation
 
 __all__ = [
     "MEAN",
@@ -27,21 +27,13 @@ __all__ = [
     "Role",
     "Rule",
     "RuleError",
-    "across",
-    "checked",
     "concatenation",
-    "contractions",
     "elementwise",
     "forget",
     "fresh",
-    "is_taught",
-    "lookups",
     "module",
-    "module_rule",
     "operation",
     "product",
-    "rule_for",
-    "shapes",
     "size",
     "unknown",
 ]

@@ -158,7 +158,7 @@ def _slice(call: Call) -> list[Axes]:
     if length == size(x[axis]):
         return [x]
     if call.arguments["step"] != 1 or length == 0:
-        call.fix(x[axis], "sliced with a step")
+        call.fix(x[axis], "sliced with a step" if length else "sliced to length 0")
         x[axis] = Atom(length)
         return [x]
     start = call.arguments["start"] or 0
