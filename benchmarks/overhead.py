@@ -193,7 +193,7 @@ def main() -> None:
         print(json.dumps(results, indent=2))
         return
     print("time of watched training steps relative to plain ones (limit in brackets); looks that ask for neurons")
-    print(" " * 16 + "".join(f"{name:>25}" for name in results if name != "peak memory"))
+    print(" " * 16 + "".join(f"{name:>25}" for name in results if name not in ("ages", "peak memory")))
     for name in STRATEGIES:
         cells = []
         for network, limits in LIMITS.items():

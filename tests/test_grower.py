@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from neurogenesis.strategies import STRATEGIES
 from tests import oracles
 from tests.growing import always, mlp, small_vgg, step
 
+ROOT = Path(__file__).parent.parent
 PAPER = ("north-select", "north-pre", "north-random", "north-weight", "gradmax", "firefly", "nest")
 
 
@@ -843,3 +847,26 @@ def test_a_further_pass_before_the_step_does_not_take_the_gradients_away() -> No
         model(torch.randn(20, 10)).sum().item()
         grower.step()
     assert grower.widths["0"] > 6
+
+
+def one_at_a_time(layer: ng.Layer) -> int:
+    return 1
+
+
+class OneMore(ng.triggers.Trigger):
+    def __init__(self, count: int):
+        self.count = count
+
+    def __call__(self, layer: ng.Layer) -> int:
+        return self.count
+
+
+@pytest.mark.parametrize("trigger", ["one_at_a_time", "OneMore(2)"])
+def test_a_strategy_of_plain_functions_is_the_same_in_every_process(trigger: str) -> None:
+    code = f"import neurogenesis as ng, tests.test_grower as t; print(ng.Strategy(t.{trigger}))"
+    said = {
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        for _ in range(2)
+    }
+    assert len(said) == 1
+    assert trigger.split("(")[0] in said.pop()

@@ -44,6 +44,12 @@ class StepContext:
     loss_with: LossWith | None = None
 
 
+def stable_repr(function: object) -> str:
+    """The name of a function, or the repr of another object: the same in every process."""
+    name = getattr(function, "__qualname__", None)
+    return repr(function) if name is None else f"{getattr(function, '__module__', None)}.{name}"
+
+
 class Layer:
     """A width with its producer and consumer, and what was recorded of them in training.
 

@@ -17,7 +17,7 @@ import torch
 
 from . import metrics
 from .defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
-from .layer import Layer, Need
+from .layer import Layer, Need, stable_repr
 from .metrics import Metric
 from .passes.buffers import Activations, Untrained
 from .passes.seen import NotFinite
@@ -61,6 +61,10 @@ class Trigger:
     def start(self, layer: Layer) -> None:
         """Store what is needed of the initial state in ``layer.memory``; called once per layer, before training."""
 
+    def __repr__(self) -> str:
+        """Identifies it in saved states: the same in every process."""
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
     def __call__(self, layer: Layer) -> Decision | int:
         """Return how many neurons to add now."""
         raise NotImplementedError
@@ -80,7 +84,7 @@ class _FunctionTrigger(Trigger):
         return self.function(layer)
 
     def __repr__(self) -> str:
-        return repr(self.function)
+        return stable_repr(self.function)
 
 
 def as_trigger(given: Trigger | Callable[[Layer], Decision | int]) -> Trigger:

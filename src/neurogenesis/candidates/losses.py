@@ -18,14 +18,14 @@ def loss_with(
     """Function that maps the values of one new neuron to the loss with that neuron; it restores the model."""
 
     def loss(values: Mapping[tuple[str, int], Tensor]) -> float:
-        state = torch.get_rng_state()
+        devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         gradients = {parameter: parameter.grad for parameter in model.parameters()}
         for parameter in gradients:
             parameter.grad = None
         plan_neurons(model, width, 1, values, generator=generator).apply(model)
         try:
-            with torch.enable_grad():  # closures of some optimizers call backward
+            with torch.random.fork_rng(devices=devices), torch.enable_grad():  # closures may call backward
                 return float(torch.as_tensor(closure()).detach())
         finally:
             shrink(model, width, [width.size - 1])
@@ -33,6 +33,5 @@ def loss_with(
                 parameter.grad = gradient
             for name, buffer in model.named_buffers():
                 buffer.copy_(buffers[name])
-            torch.set_rng_state(state)
 
     return loss

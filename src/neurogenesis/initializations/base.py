@@ -9,7 +9,7 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor
 
-from ..layer import Layer, Need
+from ..layer import Layer, Need, stable_repr
 from ..structure.axes import Axis
 
 
@@ -60,6 +60,10 @@ class Initialization:
         """Return whether it evaluates the loss again, which requires `Grower.step(closure)`."""
         return False
 
+    def __repr__(self) -> str:
+        """Identifies it in saved states: the same in every process."""
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         """Return at most `count` new neurons for a layer."""
         raise NotImplementedError
@@ -82,7 +86,7 @@ class _FunctionInitialization(Initialization):
         return self.function(layer, count, generator)
 
     def __repr__(self) -> str:
-        return repr(self.function)
+        return stable_repr(self.function)
 
 
 def as_initialization(given: Initialization | InitializationFunction) -> Initialization:
