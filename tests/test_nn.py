@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -32,3 +33,10 @@ def test_replacing_keeps_a_models_outputs_and_widths() -> None:
     assert not any(type(module) is nn.ReLU for module in model.modules())
     assert torch.equal(model(randn(4, 6)), before)
     assert [width.size for width in ng.widths(model, randn(4, 6)).growable] == [8, 7]
+
+
+def test_it_is_the_same_where_clamp_passes_no_gradient_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neurogenesis.nn._clamp_passes_zero", lambda: False)
+    test_it_is_a_relu_with_derivative_one_at_zero()
+    assert ng.nn.ReLU()(torch.tensor(float("nan"))).isnan()
+    assert ng.nn.ReLU()(torch.ones(2, dtype=torch.bfloat16)).dtype == torch.bfloat16

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 from torch import Tensor, nn
 
 
@@ -22,7 +25,16 @@ class ReLU(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.clamp_min(0)  # unlike relu, it passes the gradient at 0
+        return x.clamp_min(0) if _clamp_passes_zero() else torch.where(x < 0, 0, x)
+
+
+@cache
+def _clamp_passes_zero() -> bool:
+    """Whether the derivative of `clamp_min` at its bound is 1, as it was until torch 2.14; `where` is slower."""
+    with torch.enable_grad():
+        x = torch.zeros(1, requires_grad=True)
+        (gradient,) = torch.autograd.grad(x.clamp_min(0), x)
+    return bool(gradient == 1)
 
 
 def replace_relu(model: nn.Module) -> int:
