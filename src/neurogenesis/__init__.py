@@ -61,6 +61,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     # On first use: importing torch takes a second or more, which the command's help need not wait for.
+    found: Any
     if name == "__version__":
         from importlib.metadata import version
 
