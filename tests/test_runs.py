@@ -447,9 +447,9 @@ def test_mnist_is_learned_in_an_epoch(tmp_path: Path) -> None:
 
 
 @needs("cifar10")
-def test_a_strategy_that_is_not_for_the_network_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_strategy_that_does_not_support_the_network_is_rejected_before_anything_is_written(tmp_path: Path) -> None:
     made: Any = PRESETS["vgg11-cifar10-small"]
-    with pytest.raises(UsageError, match="--strategy north-pre is for dense layers"):
+    with pytest.raises(UsageError, match="--strategy north-pre supports dense layers only"):
         run(made(strategy="north-pre", images=64), tmp_path / "run", root=ROOT)
     assert not (tmp_path / "run").exists()
 

@@ -47,7 +47,7 @@ class Study:
 
 def _small(study: Study, preset: str, **fixed: Any) -> Study:
     """The small variant of a study, for two cores."""
-    return replace(study, title=f"{study.title}, small form", preset=preset, fixed=fixed, seeds=2)
+    return replace(study, title=f"{study.title}, small variant", preset=preset, fixed=fixed, seeds=2)
 
 
 _vgg11_cifar10 = Study(
