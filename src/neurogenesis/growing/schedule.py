@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MAX_INTERVAL = 12
-"""Maximum number of gradient steps between two looks.
-
-A look costs about three training steps of a dense network, so at this interval looks add about 25 % to the training
-time. A decision comes at most eleven steps late, less than a tenth of an epoch on MNIST.
-"""
+from ..defaults import MAX_INTERVAL
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import altair as alt
 
+from ...defaults import MAX_INTERVAL
 from ...experiments.presets import default_gamma
 from ...experiments.studies import GRADIENT
 from ..names import STRATEGY_ORDER, format_value, slug
@@ -15,7 +16,6 @@ from .style import layered, table, tooltip
 
 _KINDS = {"metric": "#0072B2", "threshold": "#D55E00", "neurons": "#8a8a8a", "growth": "#222222"}
 _WIDTH = 800
-_LONGEST_LOOK = 12  # steps between two looks of a trigger by default, at most
 
 
 def timelines(section: Section) -> Figure | None:
@@ -144,7 +144,7 @@ def _rule(run: Run) -> str:
 
 def _full(run: Run) -> str:
     """Why lines end before training does."""
-    slack = max(0.05 * run.steps.count, 2 * (run.settings.every or _LONGEST_LOOK))
+    slack = max(0.05 * run.steps.count, 2 * (run.settings.every or MAX_INTERVAL))
     looks = [[point.step for point in points if point.metric is not None] for points in run.steps.points.values()]
     if not any(steps and steps[-1] < run.steps.count - slack for steps in looks):
         return ""
