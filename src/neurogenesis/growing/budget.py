@@ -11,17 +11,57 @@ from ..structure.edits import edited
 from ..surgery.plan import Plan
 
 
-def affordable_count(
-    model: nn.Module, limit: int | None, layer: Layer, count: int, also: Sequence[tuple[Layer, int]]
-) -> int:
-    """Largest number of neurons, at most `count`, within the parameter limit if the layers in `also` grow as well."""
-    if limit is None:
-        return count
-    structure, atom = layer.width.structure, layer.width.atom
-    sizes = {other.width.atom: other.size + added for other, added in also}
-    while count and structure.parameters_with(model, {**sizes, atom: atom.size + count}) > limit:
-        count -= 1
-    return count
+def rounded_up(count: int, size: int, round_to: int, maximum: int | None) -> int:
+    """Number of neurons, at least `count`, that makes a size a multiple; fewer where the maximum is in the way.
+
+    Example:
+        >>> rounded_up(3, 64, 8, None), rounded_up(3, 64, 8, 70)
+        (8, 6)
+    """
+    wanted = -(-(size + count) // round_to) * round_to
+    return (wanted if maximum is None else min(wanted, maximum)) - size
+
+
+def shares(model: nn.Module, limit: int | None, requests: Sequence[tuple[Layer, int]], round_to: int = 1) -> list[int]:
+    r"""Number of neurons that each layer gets of those it requests, within a limit of parameters.
+
+    They are given one after the other, in steps of `round_to`, each to the layer with the largest
+
+    .. math:: \frac{\text{neurons still requested} / \text{size}}{\text{parameters that the step costs}}
+
+    that can pay for it: where they are wanted most per parameter.
+    """
+    requested = [count for _, count in requests]
+    if limit is None or not requests:
+        return requested
+    structure = requests[0][0].width.structure
+
+    def parameters(given: Sequence[int]) -> int:
+        sizes = {layer.width.atom: layer.size + count for (layer, _), count in zip(requests, given, strict=True)}
+        return structure.parameters_with(model, sizes)
+
+    if parameters(requested) <= limit:
+        return requested
+    given, total = [0] * len(requests), parameters([0] * len(requests))
+    waiting = set(range(len(requests)))
+    while waiting:
+        best: tuple[float, int, int, int] | None = None
+        for number in sorted(waiting):
+            layer = requests[number][0]
+            left = requested[number] - given[number]
+            step = min(rounded_up(1, layer.size + given[number], round_to, None), left)
+            cost = parameters([count + step * (each == number) for each, count in enumerate(given)]) - total
+            if total + cost > limit:
+                waiting.discard(number)  # costs only rise
+            elif best is None or left / layer.size / cost > best[0]:
+                best = left / layer.size / cost, number, step, cost
+        if best is not None:
+            _, number, step, cost = best
+            given[number] += step
+            total += cost
+            if given[number] == requested[number]:
+                waiting.discard(number)
+    return given
 
 
 def pad_for_growth(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:

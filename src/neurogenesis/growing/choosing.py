@@ -96,8 +96,8 @@ def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, _ConvNd) for module in model.modules())
 
 
-def set_maximum_sizes(layers: Sequence[Layer], known: Widths, given: MaxWidth) -> None:
-    """Set the maximum size of each layer from the argument max_width."""
+def set_maximum_sizes(layers: Sequence[Layer], known: Widths, given: MaxWidth, round_to: int) -> None:
+    """Set the maximum size of each layer from the argument max_width, rounded down to a multiple of `round_to`."""
     if isinstance(given, Mapping):
         named: dict[str, int | float] = {known[name].name: size for name, size in given.items()}
     else:
@@ -117,6 +117,7 @@ def set_maximum_sizes(layers: Sequence[Layer], known: Widths, given: MaxWidth) -
                 f"max_width of {layer.name} is {layer.maximum}, below its current size of {layer.size}"
                 + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")
             )
+        layer.maximum = max(layer.size, layer.maximum // round_to * round_to)
 
 
 def as_call(example: Example) -> Call:

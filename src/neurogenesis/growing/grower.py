@@ -32,7 +32,7 @@ from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
 from ..surgery.plan import Plan, Surgery, check_average, plan_neurons, plan_shrinkage
 from ..surgery.reach import fan_ins_of
 from ..triggers import Decision
-from .budget import affordable_count, pad_for_growth
+from .budget import pad_for_growth, rounded_up, shares
 from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
 from .overview import overview
 from .schedule import Schedule
@@ -50,7 +50,9 @@ class Grower:
         example: an input of the model; by default the first training batch.
         max_width: the maximum size of each width: an int (number of neurons), a float (factor of the initial size), or
             a mapping from names to either; unlimited by default.
-        max_parameters: the maximum number of parameters of the model; unlimited by default.
+        max_parameters: the maximum number of parameters of the model; unlimited by default. When it is reached, neurons
+            go to the widths that want most of them per parameter.
+        round_to: grow widths to multiples of this number, such as 8, which suits hardware.
         every: look at the first gradient step and every `every` steps after it. By default the grower looks at a width
             at every step while it grows and less often while it does not, but at least at every twelfth step.
         include: patterns of the widths to grow, such as ``["features.*"]``; all by default.
@@ -87,6 +89,7 @@ class Grower:
         example: Example | None = None,
         max_width: MaxWidth = None,
         max_parameters: int | None = None,
+        round_to: int = 1,
         every: int | None = None,
         include: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
@@ -111,13 +114,14 @@ class Grower:
                 f"{self.strategy.initialization} changes present neurons, which cannot be done in the averaged model: "
                 "omit ema= and start a new average after growth, or use another initialization"
             )
-        for name, number in (("every", every), ("buffer", buffer), ("max_parameters", max_parameters)):
+        given = {"every": every, "buffer": buffer, "max_parameters": max_parameters, "round_to": round_to}
+        for name, number in given.items():
             if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
                 raise ValueError(f"{name}: expected a positive integer, not {number!r}")
         present = sum(parameter.numel() for parameter in self.model.parameters())
         if max_parameters is not None and max_parameters < present:
             raise ValueError(f"max_parameters={max_parameters}, but the model already has {present} parameters")
-        self.max_width, self.max_parameters = max_width, max_parameters
+        self.max_width, self.max_parameters, self.round_to = max_width, max_parameters, round_to
         self.include = ["*"] if include is None else _check_patterns(include, "include")
         self.exclude = _check_patterns(exclude, "exclude")
         self.tie = tie
@@ -159,7 +163,7 @@ class Grower:
         self._widths = known
         chosen = choose_widths(known, self.include, self.exclude)
         layers = make_layers(self.model, self.strategy, chosen, call, self.buffer)
-        set_maximum_sizes(layers, known, self.max_width)
+        set_maximum_sizes(layers, known, self.max_width, self.round_to)
         for layer in layers:
             if layer.route is not None:
                 self.buffer.watch(layer.name, layer.width, layer.route)
@@ -271,7 +275,7 @@ class Grower:
             self.history.observe(
                 Observation(self.steps, layer.name, layer.size, decision.metric, decision.threshold, decision.count)
             )
-            count = decision.count if layer.maximum is None else min(decision.count, layer.maximum - layer.size)
+            count = rounded_up(decision.count, layer.size, self.round_to, layer.maximum) if decision.count > 0 else 0
             if count > 0 and (reason := layer.width.reason) is not None:  # frozen or masked since the start
                 self._warn(f"{layer.name} does not grow: {reason}", key=f"{layer.name} fixed")
                 count = 0
@@ -322,9 +326,8 @@ class Grower:
         self._taps.muted = True
         try:
             additions: list[tuple[Layer, Decision, Neurons]] = []
-            for layer, decision, count in due:
-                also = [(other, own.count) for other, _, own in additions]
-                count = affordable_count(self.model, self.max_parameters, layer, count, also)
+            counts = shares(self.model, self.max_parameters, [(layer, count) for layer, _, count in due], self.round_to)
+            for (layer, decision, _), count in zip(due, counts, strict=True):
                 if count == 0:
                     continue
                 layer.now = StepContext(
@@ -424,7 +427,7 @@ class Grower:
             layer.memory = dict(saved["memory"])
             self._schedule.load(layer.name, saved["next_look"], saved["quiet"])
         if self._widths is not None:
-            set_maximum_sizes(self._layers or (), self._widths, self.max_width)
+            set_maximum_sizes(self._layers or (), self._widths, self.max_width, self.round_to)
         untrained = state["untrained"]
         self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
