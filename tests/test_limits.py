@@ -427,7 +427,7 @@ def test_candidates_under_weight_norm_are_tried_as_they_would_be(make: Callable[
 @pytest.mark.parametrize(
     ("norm", "strategy", "reason"),
     [
-        (parametrizations.weight_norm, "gradmax", "0 is under weight norm, and gradients"),
+        (parametrizations.weight_norm, "gradmax", "0 is under weight norm, so the gradient"),
         (nn.utils.weight_norm, "north-select", r"use torch\.nn\.utils\.parametrizations\.weight_norm instead"),
         (doubled, "north-select", r"0 has its weight computed by a parametrization \(Twice\)"),
     ],

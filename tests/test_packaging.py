@@ -15,7 +15,7 @@ import neurogenesis as ng
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "neurogenesis"
-APPLICATION = ("experiments", "report", "cli.py", "__main__.py")  # everything else is the library
+APPLICATION = ("experiments", "report", "cli", "__main__.py")  # everything else is the library
 LIBRARY_FILES = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] not in APPLICATION]
 APPLICATION_FILES = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] in APPLICATION]
 
