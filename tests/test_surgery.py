@@ -456,7 +456,11 @@ def bad(message: str, error: type[Exception], act: Callable[[nn.Module, optim.Op
             ValueError,
             lambda m, o: ng.grow(m, "0", 1, initialization={"4.weight": torch.ones(1)}),
         ),
-        bad("ema: it is no average of this model: 0.weight", ValueError, lambda m, o: ng.grow(m, "0", 1, optimizer=o, ema=nn.Linear(2, 2))),
+        bad(
+            "ema: it is no average of this model: 0.weight",
+            ValueError,
+            lambda m, o: ng.grow(m, "0", 1, optimizer=o, ema=nn.Linear(2, 2)),
+        ),
     ],
 )
 def test_bad_input_is_refused_and_changes_nothing(
