@@ -87,13 +87,16 @@ def memory_of_growth(model: nn.Module, optimizer: torch.optim.Optimizer, name: s
     return {"peak_ratio": live.peak / (old + new), "rest_ratio": live.now / new}
 
 
+GROWN = ("conv2", "conv8", "dense1")  # of VGG-11: an early convolution, the last one, a dense layer
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     results: dict[str, Any] = {"widths": finding_widths()}
-    for name in ("6", "18", "22"):  # an early convolution, the last one before the dense layers, a dense layer
+    for name in GROWN:
         results[f"growth of {name}"] = growing(name)
     if arguments.json:
         print(json.dumps(results, indent=2))
@@ -102,10 +105,10 @@ def main() -> None:
     print(f"  {results['widths']['ratio']:5.1f}   (limit: 15)")
     print("time to grow a width of VGG-11 by 8 with Adam's state, in training steps at batch size 128, and memory")
     print("  width  steps (limit: 1)  peak / (old + new) (limit: 1)  final / new (limit: 1)")
-    for name in ("6", "18", "22"):
+    for name in GROWN:
         result = results[f"growth of {name}"]
         ratios = f"{result['ratio']:16.3f}  {result['peak_ratio']:29.3f}  {result['rest_ratio']:22.3f}"
-        print(f"  {name:5}  {ratios}")
+        print(f"  {name:6} {ratios}")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import neurogenesis as ng
-from benchmarks import newborn, overhead, selection
+from benchmarks import newborn, overhead, selection, surgery
 from neurogenesis.experiments.data import load
+from neurogenesis.experiments.models import vgg11
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -24,6 +25,11 @@ def test_watching_takes_hardly_more_memory(strategy: str) -> None:
 
 def test_a_growth_event_can_be_timed() -> None:
     assert selection.event(ng.strategies.strategy("north-random"), buffer=64, rounds=1) > 0
+
+
+def test_the_widths_whose_growth_is_timed_can_grow() -> None:
+    found = ng.widths(vgg11(0.0625), torch.randn(2, 3, 32, 32))
+    assert all(found[name].growable for name in surgery.GROWN)
 
 
 def test_neurons_that_fire_on_no_sample_are_dead() -> None:
