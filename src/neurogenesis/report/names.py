@@ -13,7 +13,7 @@ from ..experiments.studies import GROWING, NEED
 
 _ABLATION = f"north-select-{NAMES.least}"
 STRATEGY_ORDER = ("north-select", _ABLATION, *(name for name in GROWING if name != "north-select"), NEED)
-_SHAPE = "'s shape"
+_SHAPE, _FROM_SCRATCH = "'s shape", " from scratch"
 _DISPLAYED = {
     _ABLATION: "NORTH-Select, least",
     "gradmax": "GradMax", "firefly": "Firefly", "nest": "NeST", "need": "Need",
@@ -49,10 +49,20 @@ def display_name(strategy: str) -> str:
         ('NORTH-Select', 'GradMax', 'mine', "Need's shape from scratch")
     """
     if is_shape(strategy):
-        return f"{display_name(strategy.removesuffix(_SHAPE))}{_SHAPE} from scratch"
+        return f"{display_name(strategy.removesuffix(_SHAPE))}{_SHAPE}{_FROM_SCRATCH}"
     if strategy not in _DISPLAYED and strategy in STRATEGY_ORDER:
         return f"NORTH-{strategy[6:].capitalize()}"
     return _DISPLAYED.get(strategy, strategy)
+
+
+def grown_by(name: str) -> str:
+    """The strategy in print that grew a shape, from the name of the shape in print; other names stay as they are.
+
+    Example:
+        >>> grown_by("Need's shape from scratch"), grown_by("Need")
+        ('Need', 'Need')
+    """
+    return name.removesuffix(_SHAPE + _FROM_SCRATCH)
 
 
 def strategy_rank(strategy: str) -> tuple[int, str]:

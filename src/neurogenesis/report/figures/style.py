@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from ...experiments.settings import STATIC
-from ..names import STRATEGY_ORDER, display_name, strategy_rank
+from ..names import STRATEGY_ORDER, display_name, grown_by, strategy_rank
 from ..sections import Configuration
 from .figure import Data
 
@@ -73,8 +73,9 @@ class Legend:
     def shape(self) -> alt.Shape:
         """A shape for each strategy, the same in all figures."""
         known = [display_name(strategy) for strategy in (*STRATEGY_ORDER, *STATIC)]
-        names = [*known, *(name for name in self.names if name not in known)]
-        shapes = [_SHAPES[names.index(name) % len(_SHAPES)] for name in self.names]
+        grown = [grown_by(name) for name in self.names]
+        names = [*known, *(name for name in grown if name not in known)]
+        shapes = [_SHAPES[names.index(name) % len(_SHAPES)] for name in grown]
         return alt.Shape("strategy:N", title="strategy", scale=alt.Scale(domain=self.names, range=shapes))
 
     @property
