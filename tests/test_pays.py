@@ -234,8 +234,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_report_has_tables_and_figures_in_all_formats(study: Path, tmp_path: Path) -> None:
     written = [path.name for path in report.write([study], tmp_path, ["html", "md", "png", "svg"])]
-    figure = "pays-small-accuracy-against-parameters"
-    pictures = [f"{name}.{form}" for name in (figure, f"{figure}-in-short") for form in ("png", "svg")]
+    figure = "pays-small-accuracy"
+    pictures = [f"{name}.{form}" for name in (f"{figure}-in-short", figure) for form in ("png", "svg")]
     assert written == ["report.html", "pays-small.md", *pictures]
     tables = (tmp_path / "pays-small.md").read_text()
     assert tables.count("\n| Need | ") == 4 + 3  # in each setting; over all and for each preset
@@ -286,7 +286,7 @@ def drawn(study: Path) -> tuple[Comparison, list[Any]]:
 
 
 def test_the_figure_shows_the_curve_and_every_network(study: Path) -> None:
-    comparison, (full, short) = drawn(study)
+    comparison, (short, full) = drawn(study)
     assert len(full.data) == 2 * len(comparison.settings) and len(short.data) == 2 * 2
     for index, setting in enumerate(comparison.settings):
         rows = {row["strategy"]: row for row in full.data[f"networks {index}"]}
@@ -306,13 +306,13 @@ def test_the_figure_shows_the_curve_and_every_network(study: Path) -> None:
 
 
 def test_the_smaller_figure_shows_presets_at_their_own_learning_rate(study: Path) -> None:
-    _, (_, short) = drawn(study)
+    _, (short, _) = drawn(study)
     titles = [chart["title"]["text"] for chart in short.specification["concat"]]
     assert titles == ["mnist, lr 0.003, constant", "digits, lr 0.01, constant"]
 
 
 def test_a_shape_from_scratch_is_a_hollow_mark_of_the_strategy_that_grew_it(study: Path) -> None:
-    _, (full, _) = drawn(study)
+    _, (_, full) = drawn(study)
     rows = {row["strategy"]: row for row in full.data["networks 0"]}
     need, shape = rows["Need"], rows["Need's shape from scratch"]
     assert need["color"] == shape["color"] == need["fill"] != shape["fill"] == "#ffffff"
@@ -331,7 +331,7 @@ def test_a_perfect_network_has_a_place_on_the_logarithmic_axis(tmp_path: Path) -
     place = small_study(tmp_path)
     for path in place.rglob("need*/result.json"):
         fake.write_json(path, json.loads(path.read_text()) | {"accuracy": 1.0})
-    _, (full, _) = drawn(place)
+    _, (_, full) = drawn(place)
     assert all(row["errors"] > 0 for rows in full.data.values() for row in rows)
 
 

@@ -18,9 +18,10 @@ from .pays import (
     summarize,
 )
 from .sections import Configuration
-from .tables import FEW_WIDTHS, Cell, Table, relative_widths
+from .tables import Cell, Table
 
 _OUTSIDE = " †"
+_FEW = 4  # up to this many widths are shown one by one
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
@@ -44,8 +45,8 @@ def settings_table(comparison: Comparison) -> Table:
         "Accuracy: mean ± standard deviation over seeds. Differences: mean ± standard error, in points of accuracy, "
         "from the curve of static networks, which is linear over the logarithm of parameters, or of seconds of "
         f"training;{_OUTSIDE} marks networks beyond the ends of the curve, which are compared with its end. Sizes over "
-        "seeds: the largest number of parameters as a multiple of the smallest. Static is the best static network of "
-        "the setting."
+        "seeds: the largest number of parameters as a multiple of the smallest. Widths: means over seeds, or the range "
+        "relative to the standard network. Static is the best static network of the setting."
     )
     return Table("Every setting", caption, columns, rows)
 
@@ -88,7 +89,7 @@ def _results(setting: Setting, c: Configuration) -> list[Cell]:
     sizes = c.statistic(parameters)
     assert sizes is not None
     widths = setting.section.widths
-    shape = relative_widths(c, widths) if len(widths) > FEW_WIDTHS else _mean_widths(c)
+    shape = _relative_range(c, widths) if len(widths) > _FEW else _mean_widths(c)
     is_curve = c in setting.static
     ratio = factor(c.results)
     return [
@@ -109,6 +110,13 @@ def _mean_widths(c: Configuration) -> str:
     widths = [width for width in c.results[0].widths if c.has(width)]
     sizes = [sum(result.widths[width] for result in c.results) / len(c.results) for width in widths]
     return "-".join(f"{size:.0f}" for size in sizes)
+
+
+def _relative_range(c: Configuration, widths: Sequence[str]) -> str:
+    """The least and the largest of the final sizes, relative to the reference."""
+    sizes = [result.relative_size(width) for result in c.results for width in widths if c.has(width)]
+    least, largest = f"{min(sizes):.2f}", f"{max(sizes):.2f}"
+    return least if least == largest else f"{least} to {largest}"
 
 
 def _difference(found: Difference | None) -> Cell:

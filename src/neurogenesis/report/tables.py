@@ -13,8 +13,7 @@ from .sections import Configuration, Section
 from .statistics import Statistic, statistic
 from .steps import Cost
 
-FEW_WIDTHS = 3
-"""Up to this many widths are shown one by one."""
+_FEW = 3  # up to this many layers have a column each
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def results_table(section: Section) -> Table:
         f"training time, {unit}": lambda c: _measured(c.statistic(lambda result: result.train_seconds / seconds)),
     }
     caption = "Mean ± standard deviation over seeds." if section.several_seeds else "Results at the end of training."
-    if len(section.widths) > FEW_WIDTHS:
+    if len(section.widths) > _FEW:
         caption += f" Widths are relative to {section.reference}, from the first layer to the last."
     return _table("Results", caption, section, columns, section.configurations)
 
@@ -110,9 +109,9 @@ def _setting(c: Configuration, name: str) -> Cell:
 
 def _widths(section: Section) -> dict[str, Callable[[Configuration], Cell]]:
     layers = section.widths
-    if len(layers) <= FEW_WIDTHS:
+    if len(layers) <= _FEW:
         return {layer: lambda c, layer=layer: _width(c, layer) for layer in layers}  # type: ignore[misc]
-    return {"relative widths": lambda c: Cell(relative_widths(c, layers), _mean_relative(c, layers))}
+    return {"relative widths": lambda c: Cell(_relative(c, layers), _mean_relative(c, layers))}
 
 
 def _width(c: Configuration, layer: str) -> Cell:
@@ -121,9 +120,7 @@ def _width(c: Configuration, layer: str) -> Cell:
     return _of(c, lambda result: result.widths[layer], ".0f" if len(c.finished) == 1 else ".1f")
 
 
-def relative_widths(c: Configuration, layers: Sequence[str]) -> str:
-    """The sizes of widths relative to the reference, as means over seeds."""
-
+def _relative(c: Configuration, layers: Sequence[str]) -> str:
     def mean(layer: str) -> str:
         found = c.statistic(lambda result: result.relative_size(layer))
         return NONE if found is None else f"{found.mean:.2f}"

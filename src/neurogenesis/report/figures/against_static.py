@@ -26,21 +26,19 @@ _PREFERRED = ("mnist", "digits")
 
 
 def against_static(comparison: Comparison, palette: Palette) -> list[Figure]:
-    """All settings in one figure, and the usual setting of two presets in a smaller one."""
+    """The usual setting of two presets, and all settings."""
     settings = [setting for setting in comparison.settings if setting.static and setting.compared]
-    if not settings:
-        return []
-    legend = palette.legend([c for setting in settings for c in (*setting.compared, *setting.static)])
-    note = missing_note(comparison.configurations)
-    name, title = (
-        f"{comparison.name}-accuracy-against-parameters",
-        f"{comparison.accuracy.capitalize()} against parameters",
-    )
-    figures = [_figure(name, title, note, comparison, settings, legend, columns=3, size=(235, 190))]
     chosen = _in_short(settings)
+    name, title = f"{comparison.name}-accuracy", f"{comparison.accuracy.capitalize()} against parameters"
+    figures = []
     if len(settings) > len(chosen) > 0:
         note = missing_note([c for setting in chosen for c in setting.section.configurations])
-        figures.append(_figure(f"{name}-in-short", title, note, comparison, chosen, legend, columns=2, size=(330, 260)))
+        figures.append(
+            _figure(f"{name}-in-short", title, note, comparison, chosen, palette, columns=2, size=(330, 260))
+        )
+    if settings:
+        title, note = f"{title} in every setting", missing_note(comparison.configurations)
+        figures.append(_figure(name, title, note, comparison, settings, palette, columns=3, size=(235, 190)))
     return figures
 
 
@@ -57,12 +55,11 @@ def _figure(
     note: str,
     comparison: Comparison,
     settings: Sequence[Setting],
-    legend: Legend,
+    palette: Palette,
     columns: int,
     size: tuple[int, int],
 ) -> Figure:
-    names = {c.name for setting in settings for c in (*setting.compared, *setting.static)}
-    legend = Legend({name: color for name, color in legend.colors.items() if name in names})
+    legend = palette.legend([c for setting in settings for c in (*setting.compared, *setting.static)])
     data: dict[str, list[Row]] = {}
     charts = []
     for index, setting in enumerate(settings):
