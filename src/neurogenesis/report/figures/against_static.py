@@ -17,7 +17,8 @@ from .figure import Figure, Row
 from .style import STROKE, Legend, Palette, layered, small_title, tooltip
 
 _SAMPLES = 12  # of the curve, from one size to the next: straight lines of accuracy are bent on the axis of errors
-_ERROR_TICKS = (90, 80, 70, 60, 50, 40, 30, 20, 15, 10, 7, 5, 4, 3, 2, 1.5, 1, 0.7, 0.5, 0.3, 0.2, 0.1)
+_FAR_TICKS = (80, 50, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1)
+_NEAR_TICKS = (90, 80, 70, 60, 50, 40, 30, 20, 15, 10, 7, 5, 4, 3, 2, 1.5, 1, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LEAST_ERROR = 0.05
 _IN_SHORT = 2
@@ -226,15 +227,11 @@ def _error_ticks(low: float, high: float) -> list[float]:
     """A few percentages of errors between two others, whose accuracies are round numbers.
 
     Example:
-        >>> _error_ticks(1.3, 42), _error_ticks(2.05, 2.9)
-        ([40, 20, 10, 5, 3, 1.5], [2.8, 2.6, 2.4, 2.2])
+        >>> _error_ticks(1.3, 42), _error_ticks(1.3, 5.2), _error_ticks(2.05, 2.9)
+        ([20, 10, 5, 2], [5, 4, 3, 2, 1.5], [2.8, 2.6, 2.4, 2.2])
     """
     if high > 2 * low:
-        ticks: list[float] = []
-        for tick in _ERROR_TICKS:
-            if low <= tick <= high and (not ticks or ticks[-1] >= tick * (high / low) ** (1 / 8)):
-                ticks.append(tick)
-        return ticks
+        return [tick for tick in (_FAR_TICKS if high > 8 * low else _NEAR_TICKS) if low <= tick <= high]
     step = next(step for step in _STEPS if (high - low) / step <= 6)
     return [round(number * step, 6) for number in range(math.floor(high / step), math.ceil(low / step) - 1, -1)]
 
