@@ -17,7 +17,8 @@ from .figure import Data
 _COLORS = {
     "north-select": "#0072B2", "north-select-least": "#332288", "north-pre": "#56B4E9", "north-random": "#009E73",
     "north-weight": "#E69F00", "north-integrated": "#CC79A7", "gradmax": "#D55E00", "firefly": "#882255",
-    "nest": "#999933", "small": "#bdbdbd", "medium": "#8a8a8a", "big": "#4a4a4a",
+    "nest": "#999933", "need": "#000000", "need's shape": "#000000",
+    "static": "#8a8a8a", "small": "#bdbdbd", "medium": "#8a8a8a", "big": "#4a4a4a",
 }  # fmt: skip
 _FURTHER_COLORS = ("#44AA99", "#AA4499", "#DDCC77", "#117733", "#661100")
 _SHAPES = (
@@ -26,6 +27,8 @@ _SHAPES = (
     "M.5,-.87L1,0L.5,.87L-.5,.87L-1,0L-.5,-.87Z",  # hexagon
     "M-.6,-.9L0,-.3L.6,-.9L.9,-.6L.3,0L.9,.6L.6,.9L0,.3L-.6,.9L-.9,.6L-.3,0L-.9,-.6Z",  # X
     "M-.9,-.9L.9,-.9L-.9,.9L.9,.9Z",  # hourglass
+    "M-.9,-.9L-.9,.9L.9,-.9L.9,.9Z",  # hourglass on its side
+    "M0,-1L.95,-.31L.59,.81L-.59,.81L-.95,-.31Z",  # pentagon
 )  # fmt: skip
 MOST_SHAPES = len(_SHAPES)
 
