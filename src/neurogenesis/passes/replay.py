@@ -103,7 +103,6 @@ def replay(
     """
     pending = list(watches)
     replacements = {name: buffer.clone() for name, buffer in model.named_buffers()} | dict(tensors or {})
-    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
 
     def act(watch: Watch, tensor: Tensor) -> Tensor | None:
         result = watch.action(tensor)
@@ -118,20 +117,29 @@ def replay(
         stack.enter_context(restoring_attributes(model))  # a model may count its calls or store results
         for watch in watches:
             stack.callback(observe(watch.module, watch.side, partial(act, watch)).remove)
-        stack.enter_context(_temporary_attributes(attributes))
+        stack.enter_context(temporary_attributes(attributes))
         if evaluation:
-            stack.enter_context(_temporary_attributes([(module, "training", False) for module in model.modules()]))
-        stack.enter_context(torch.random.fork_rng(devices=devices))
+            stack.enter_context(temporary_attributes([(module, "training", False) for module in model.modules()]))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if call.autocast is not None:
-            stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
-        _seed(model, seed)
+        stack.enter_context(as_called(model, call, seed))
         stack.enter_context(torch.set_grad_enabled(gradients))
         with suppress(_StopRun):
             if replacements:
                 torch.func.functional_call(model, replacements, call.args, call.kwargs, strict=False)
             else:
                 model(*call.args, **call.kwargs)
+
+
+@contextmanager
+def as_called(model: nn.Module, call: Call, seed: int) -> Iterator[None]:
+    """Set the autocast mode of a call, and a seed; torch's random state is restored afterwards."""
+    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=devices))
+        if call.autocast is not None:
+            stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
+        _seed(model, seed)
+        yield
 
 
 def _seed(model: nn.Module, seed: int) -> None:
@@ -181,7 +189,7 @@ def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | N
 
 
 @contextmanager
-def _temporary_attributes(values: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+def temporary_attributes(values: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
     """Set attributes of modules inside the context and restore them afterwards."""
     before = [(module, name, getattr(module, name)) for module, name, _ in values]
     try:

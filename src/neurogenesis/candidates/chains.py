@@ -1,0 +1,73 @@
+"""A shortcut for trial runs: candidates alone, through the modules between producer and consumer.
+
+A trial run of the whole model costs up to a forward pass. If nothing but a chain of modules lies between producer and
+consumer, the candidates' activations follow from the producer's input and these modules alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..passes.replay import Call, as_called, temporary_attributes
+from ..passes.routes import Route
+from ..structure.tracing import internal_run
+from ..structure.widths import Width
+from .trials import Trials, apply_weights
+
+
+def consumed_by_chain(
+    model: nn.Module, width: Width, route: Route, fan_in: Tensor, H_prev: Tensor, call: Call, seed: int = 0
+) -> Tensor:
+    """Candidates in the consumer's input: `Trials.consumed` for routes with a chain.
+
+    Args:
+        model: the model.
+        width: the width.
+        route: a route with a chain.
+        fan_in: weights of the candidates in the producer, count x per neuron x the rest.
+        H_prev: the producer's input.
+        call: the call of the model that H_prev is from.
+        seed: seed of random operations in the modules.
+    """
+    assert route.chain is not None
+    with internal_run(model), as_called(model, call, seed):
+        x = apply_weights(model.get_submodule(route.producer.module), H_prev, fan_in, route.producer)
+        for path in route.chain:
+            module = model.get_submodule(path)
+            tensors = _tensors_of(module, path, width, len(fan_in))
+            x = torch.func.functional_call(module, tensors, (x,), strict=False) if tensors else module(x)
+    return x.flatten(1) if route.flattened else x
+
+
+def _tensors_of(module: nn.Module, path: str, width: Width, count: int) -> dict[str, Tensor]:
+    """Parameters and buffers of a module for `count` new neurons alone; the other ones are copied."""
+    if not module._parameters and not module._buffers:
+        return {}
+    tensors = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    for axis in width.axes:
+        if axis.module == path:
+            name = axis.tensor.rpartition(".")[2]
+            old = getattr(module, name)
+            tensors[name] = width.new_entries(axis, count, old, torch.Generator().manual_seed(0))
+    return tensors
+
+
+def verified_chain(model: nn.Module, width: Width, route: Route, call: Call) -> bool:
+    """Whether the chain gives the same as a trial run of the model, in evaluation mode."""
+    if route.chain is None:
+        return False
+    trials = Trials(model, width, route, None)
+    H_prev = trials.producer_input(call)
+    weight = model.get_submodule(route.producer.module).weight
+    assert isinstance(weight, Tensor)
+    rows = weight.detach().movedim(route.producer.axis, 0)
+    generator = torch.Generator().manual_seed(0)
+    fan_in = torch.randn(3, 1, *rows.shape[1:], generator=generator).to(rows) / rows[0].numel() ** 0.5
+    expected = trials.consumed(fan_in, H_prev, call, evaluation=True)
+    try:
+        with temporary_attributes([(module, "training", False) for module in model.modules()]), torch.no_grad():
+            found = consumed_by_chain(model, width, route, fan_in, H_prev, call)
+    except RuntimeError:  # a module needs more than its new neurons
+        return False
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
