@@ -153,6 +153,21 @@ def test_differences_by_hand(tmp_path: Path) -> None:
     assert (slow.mean, slow.outside) == (pytest.approx(90.5 - 94.2), True)
 
 
+def test_slower_and_less_accurate_networks_are_no_reference_for_time(tmp_path: Path) -> None:
+    runs = write(tmp_path)
+    for path in tmp_path.glob("mnist/static8-*/result.json"):  # the smallest network was the slowest, by chance
+        fake.write_json(path, json.loads(path.read_text()) | {"train_seconds": 90.0})
+    (setting,) = comparison_of(tmp_path, runs).settings
+    by_time, by_parameters = setting.curve(seconds), setting.curve(parameters)
+    assert by_time is not None and by_parameters is not None
+    assert [point.mean for point in by_time.points] == pytest.approx([94.2])
+    assert len(by_parameters.points) == 2
+    need = next(c for c in setting.compared if c.strategy == "need")
+    found = setting.difference(need, seconds)
+    assert found is not None and found.outside
+    assert found.mean == pytest.approx(93.2 - 94.2)
+
+
 def test_every_setting_and_strategy_has_a_row(tmp_path: Path) -> None:
     rows = texts(settings_table(comparison_of(tmp_path, write(tmp_path))))
     assert [row["strategy"] for row in rows] == ["NORTH-Random", "Need", "Need's shape from scratch", "Static"]

@@ -1,7 +1,8 @@
 """Does growing pay: accuracy of grown networks minus that of static ones of the same size, and of the same time.
 
 Static networks of several sizes form a curve: their mean accuracies over seeds, linear in between over the logarithm of
-parameters, or of seconds of training. A grown network is compared with the curve at its own position.
+parameters, or of seconds of training, without those that are both slower and less accurate than others. A grown network
+is compared with the curve at its own position.
 """
 
 from __future__ import annotations
@@ -125,6 +126,20 @@ def difference(networks: Sequence[tuple[float, float]], curve: Curve) -> Differe
     return Difference(found.mean, error, not all(curve.covers(position) for position, _ in networks))
 
 
+def front(points: Sequence[Point]) -> list[Point]:
+    """Those of ordered points that are more accurate than all before them.
+
+    Example:
+        >>> [point.mean for point in front([Point(0.0, 91.0, 0.1), Point(0.1, 90.0, 0.1), Point(0.2, 92.0, 0.1)])]
+        [91.0, 92.0]
+    """
+    kept: list[Point] = []
+    for point in points:
+        if not kept or point.mean > kept[-1].mean:
+            kept.append(point)
+    return kept
+
+
 def standard_error(found: Statistic) -> float | None:
     """The standard error of a mean; None for a single value."""
     return None if found.sd is None else found.sd / math.sqrt(found.n)
@@ -182,13 +197,18 @@ class Setting:
         return max(self.static, key=lambda c: accuracy(c).mean, default=None)
 
     def curve(self, quantity: Callable[[Result], float]) -> Curve | None:
-        """Accuracy of static networks against the logarithm of a quantity."""
+        """Accuracy of static networks against the logarithm of a quantity; of time, the front.
+
+        Every size is a static network of its number of parameters. But nobody waits longer for less accuracy, and times
+        of small networks differ by chance.
+        """
         points: dict[float, Point] = {}
         for c in self.static:
             found, place = accuracy(c), statistic([math.log(quantity(result)) for result in c.results])
             assert place is not None
             points[place.mean] = Point(place.mean, found.mean, standard_error(found))
-        return Curve([points[place] for place in sorted(points)]) if points else None
+        ordered = [points[place] for place in sorted(points)]
+        return Curve(front(ordered) if quantity is seconds else ordered) if ordered else None
 
     def difference(self, c: Configuration, quantity: Callable[[Result], float]) -> Difference | None:
         """Accuracy minus that of static networks with the same quantity."""

@@ -44,7 +44,8 @@ def settings_table(comparison: Comparison) -> Table:
     caption = (
         "Accuracy: mean ± standard deviation over seeds. Differences: mean ± standard error, in points of accuracy, "
         "from the curve of static networks, which is linear over the logarithm of parameters, or of seconds of "
-        f"training;{_OUTSIDE} marks networks beyond the ends of the curve, which are compared with its end. Sizes over "
+        "training, without those that are both slower and less accurate than others;"
+        f"{_OUTSIDE} marks networks beyond the ends of the curve, which are compared with its end. Sizes over "
         "seeds: the largest number of parameters as a multiple of the smallest. Widths: means over seeds, or the range "
         "relative to the standard network. Static is the best static network of the setting."
     )

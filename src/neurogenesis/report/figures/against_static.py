@@ -217,7 +217,8 @@ def _round_numbers(low: float, high: float) -> list[float]:
 def _accuracy_axis(rows: Sequence[Row], title: str | None) -> alt.Y:
     """An axis of accuracies at equal distances for equal ratios of errors."""
     domain = _padded([row[name] for row in rows for name in ("errors", "low", "high") if row.get(name)], 0.05)
-    axis = alt.Axis(values=_error_ticks(*domain), labelExpr="format(100 - datum.value, '.4~r')")
+    top = domain[0] * (domain[1] / domain[0]) ** 0.04  # a label at the very top would move the title of the chart
+    axis = alt.Axis(values=_error_ticks(top, domain[1]), labelExpr="format(100 - datum.value, '.4~r')")
     return alt.Y(
         "errors:Q", title=title, axis=axis, scale=alt.Scale(type="log", domain=domain, nice=False, reverse=True)
     )
