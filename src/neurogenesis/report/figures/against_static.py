@@ -17,7 +17,7 @@ from .figure import Figure, Row
 from .style import STROKE, Legend, Palette, layered, small_title, tooltip
 
 _SAMPLES = 12  # of the curve, from one size to the next: straight lines of accuracy are bent on the axis of errors
-_FAR_TICKS = (80, 50, 20, 10, 5, 2, 1, 0.5, 0.2, 0.1)
+_FAR_TICKS = (80, 50, 30, 20, 10, 7, 5, 3, 2, 1, 0.7, 0.5, 0.3, 0.2, 0.1)
 _NEAR_TICKS = (90, 80, 70, 60, 50, 40, 30, 20, 15, 10, 7, 5, 4, 3, 2, 1.5, 1, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _LEAST_ERROR = 0.05
@@ -96,7 +96,7 @@ def _caption(comparison: Comparison, settings: Sequence[Setting]) -> str:
         if several
         else ""
     )
-    hollow = f" Hollow: {', '.join(shapes)}." if shapes else ""
+    hollow = f" Hollow, with dashed bars: {', '.join(shapes)}." if shapes else ""
     return (
         f"The line is the {comparison.accuracy} of static networks; points above it are grown networks that are better "
         f"than static ones of their size.{bars}{hollow} Both axes are logarithmic, the vertical one in errors."
@@ -112,6 +112,8 @@ def _layers(index: int, legend: Legend, x: alt.X, y: alt.Y, with_legend: bool) -
     bars = networks.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.3, clip=True)
     ranges = networks.transform_filter("datum.most > datum.least").mark_rule(strokeWidth=1.3, clip=True)
     least = alt.X("least:Q", scale=x["scale"], axis=x["axis"], title=x["title"])
+    shapes = alt.FieldOneOfPredicate(field="strategy", oneOf=[name for name in legend.names if grown_by(name) != name])
+    dashed = alt.condition(shapes, alt.value([2, 2]), alt.value([1, 0]))
     numbers = tooltip(
         "strategy:N", "widths:N", "seeds:Q", alt.Tooltip("accuracy:N", title="accuracy, %"),
         alt.Tooltip("parameters:Q", format=",.0f"), alt.Tooltip("difference:N", title="minus static, points"),
@@ -131,8 +133,8 @@ def _layers(index: int, legend: Legend, x: alt.X, y: alt.Y, with_legend: bool) -
     return [
         band,
         line,
-        bars.encode(x=x, y=low, y2=high, stroke=STROKE),
-        ranges.encode(x=least, x2=alt.X2("most:Q"), y=y, stroke=STROKE),
+        bars.encode(x=x, y=low, y2=high, stroke=STROKE, strokeDash=dashed),
+        ranges.encode(x=least, x2=alt.X2("most:Q"), y=y, stroke=STROKE, strokeDash=dashed),
         points,
     ]
 
@@ -229,7 +231,7 @@ def _error_ticks(low: float, high: float) -> list[float]:
 
     Example:
         >>> _error_ticks(1.3, 42), _error_ticks(1.3, 5.2), _error_ticks(2.05, 2.9)
-        ([20, 10, 5, 2], [5, 4, 3, 2, 1.5], [2.8, 2.6, 2.4, 2.2])
+        ([30, 20, 10, 7, 5, 3, 2], [5, 4, 3, 2, 1.5], [2.8, 2.6, 2.4, 2.2])
     """
     if high > 2 * low:
         return [tick for tick in (_FAR_TICKS if high > 8 * low else _NEAR_TICKS) if low <= tick <= high]
