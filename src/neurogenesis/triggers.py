@@ -290,6 +290,10 @@ class Gradient(Trigger):
         return Decision(int((singular > threshold).sum()), float(singular[-1]), threshold)
 
 
+_FIRST_CHECK = 5  # steps
+RHO = 0.25
+
+
 @dataclass(frozen=True)
 class Need(Trigger):
     r"""Grow while new neurons would learn something that the present ones cannot.
@@ -312,7 +316,7 @@ class Need(Trigger):
         candidates: number of would-be neurons.
     """
 
-    window: int = 20
+    window: int = 40
     candidates: int = 16
     needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients", "trials"})
 
@@ -331,8 +335,10 @@ class Need(Trigger):
         window = None if saved is None else Window.from_state(saved)
         if window is None or window.shapes != layer.seen.shapes:
             generator = torch.Generator().manual_seed(layer.now.seed)
-            window = Window(layer.random_fan_in(self.candidates, generator), layer.seen.shapes)
-        checks = {self.window // 4, self.window // 2, self.window}
+            fan_in = layer.random_fan_in(self.candidates, generator)
+            inputs = layer.tensor(layer.consumer).shape[layer.consumer.axis]
+            window = Window(fan_in, torch.randperm(inputs, generator=generator)[: self.candidates], layer.seen.shapes)
+        checks = {_FIRST_CHECK * 2**number for number in range(20)} | {self.window}
         consumer = layer.model.get_submodule(layer.consumer.module)
         passes = layer.passes_with(window.fan_in)
         window = window.fitted(consumer, passes, due=window.coefficients is None or window.steps in checks)
@@ -341,14 +347,15 @@ class Need(Trigger):
         if window.steps not in checks:
             layer.memory["window"] = window.state()
             return last
-        z, error = window.statistic()
-        threshold = max(1.0, 3 * error)
+        z, error, present = (number * self.window / window.steps for number in window.statistics())
+        significant = max(1.0, 3 * error)
+        threshold = max(significant, RHO * present)
         layer.memory["latest"] = z, threshold
         if z > threshold:
             return Decision(max(1, _floor(min(z / 4, 1.0) * layer.size)), z, threshold)
         if window.steps < self.window:
             layer.memory["window"] = window.state()
-        return Decision(0, z, threshold, done=window.steps == self.window)
+        return Decision(0, z, threshold, done=window.steps == self.window and z <= significant)
 
 
 Final = int | float | Mapping[str, int | float] | None

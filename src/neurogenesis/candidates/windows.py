@@ -15,10 +15,12 @@ present inputs does not count. Over K steps
 
 P and N are unbiased estimates of the squared norm of the mean gradient and of the variance of the gradient, and
 
-.. math:: z = K P / N, \qquad \sigma_z = \frac{\sqrt{2 \sum_{t \ne s} \Gamma_{ts}^2}}{(K - 1) N}
+.. math:: z = K P / N, \qquad \sigma_z = \frac{K}{N} \sqrt{\frac{2 S}{K (K - 1)}}
 
-are an F statistic minus 1 and its standard error if there is only noise. z is about 0 then, and otherwise K times the
-signal-to-noise ratio of a step. The gradient at the consumer's output is divided by its root mean square at each step,
+are an F statistic minus 1 and its standard error without signal. z is about 0 then, and otherwise K times the
+signal-to-noise ratio of a step. S estimates the trace of the squared covariance of the gradient, so the error is larger
+the fewer dimensions the gradient varies in. It is :math:`(K / (K - 2))^2` times the variance of the entries off the
+diagonal of :math:`\Gamma` after centring, which is a little too large for short windows. The gradient at the consumer's output is divided by its root mean square at each step,
 so that z does not depend on the scale of the loss.
 
 Reference: the test of a mean in many dimensions of Chen and Qin, "A two-sample test for high-dimensional data with
@@ -38,6 +40,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..passes.seen import Shapes
 
 RIDGE = 1e-3  # of the mean variance of the inputs, some of which may be constant or dependent
+MAX_BLOCKS = 20  # of gradients that are kept; steps are added up to fewer when there are more
 ROWS_PER_INPUT = 2  # samples and positions in a fit, per input of the consumer
 
 
@@ -55,24 +58,24 @@ class Window:
 
     Args:
         fan_in: weights of the candidates in the producer, count x per neuron x the rest.
+        present: some present inputs of the consumer, for comparison.
         shapes: shapes of the producer's and the consumer's weight when the window began.
         rows: latest rows of [H, h] for the next fit, at most as many as it needs.
         coefficients: the latest fit, (1 + inputs) x columns of candidates; None before there are enough rows.
-        gradients: gradients of fan-outs at each step, candidates x fan-out.
-        energies: mean square of r at each step, per candidate.
+        steps: number of steps with gradients.
+        blocks: sums of gradients of fan-outs over consecutive steps: (candidates and present inputs) x fan-out. All
+            blocks have the same number of steps, except that the last one may not be complete.
+        energy: sum of the mean squares of r, and of the present inputs after centring.
     """
 
     fan_in: Tensor
+    present: Tensor
     shapes: Shapes
     rows: Tensor | None = None
     coefficients: Tensor | None = None
-    gradients: tuple[Tensor, ...] = ()
-    energies: tuple[Tensor, ...] = ()
-
-    @property
-    def steps(self) -> int:
-        """Number of steps with gradients."""
-        return len(self.gradients)
+    steps: int = 0
+    blocks: tuple[Tensor, ...] = ()
+    energy: Tensor | None = None
 
     def state(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"shapes": [*map(list, self.shapes)]}
@@ -100,33 +103,55 @@ class Window:
         """Add the gradients of a step."""
         assert self.coefficients is not None
         squares = sum(float(torch.linalg.vector_norm(each.D, dtype=_wide(each.D))) ** 2 for each in passes)
-        scale = (squares / sum(each.D.numel() for each in passes)) ** 0.5
-        gradients, energies, weights = [], [], []
+        scale = (squares / sum(each.D.numel() for each in passes)) ** 0.5 or 1.0
+        gradients, energies = [], []
         for each in passes:
             r = unexplained(consumer, each.H, each.h, self.coefficients)
-            D = each.D.to(r.dtype) / scale if scale > 0 else each.D.to(r.dtype)
-            gradients.append(fan_out_gradient(consumer, r, D))
-            energies.append(r.square().mean([dim for dim in range(r.ndim) if dim != _channel(consumer) % r.ndim]))
-            weights.append(each.D.numel())
-        count = len(self.fan_in)
-        gradient = torch.stack(gradients).sum(0).reshape(count, -1)
-        energy = (torch.stack(energies) * torch.tensor(weights).to(gradient)[:, None]).sum(0) / sum(weights)
-        energy = energy.reshape(count, -1).mean(1)
-        return replace(self, gradients=(*self.gradients, gradient), energies=(*self.energies, energy))
+            present = centred(consumer, each.H.to(r.dtype), self.present)
+            D, share = each.D.to(r.dtype) / scale, len(each.D) / sum(len(one.D) for one in passes)
+            gradients.append(fan_out_gradient(consumer, torch.cat([r, present], _channel(consumer)), D))
+            energies.append(torch.cat([_mean_square(consumer, part) for part in (r, present)]) * share)
+        gradient, energy = torch.stack(gradients).sum(0), torch.stack(energies).sum(0)
+        blocks, length = self.blocks, self.block_length
+        if self.steps % length == 0:
+            if len(blocks) == MAX_BLOCKS:
+                blocks = tuple(a + b for a, b in zip(blocks[::2], blocks[1::2], strict=True))
+            blocks = (*blocks, gradient)
+        else:
+            blocks = (*blocks[:-1], blocks[-1] + gradient)
+        energy = energy if self.energy is None else self.energy + energy
+        return replace(self, steps=self.steps + 1, blocks=blocks, energy=energy)
 
-    def statistic(self) -> tuple[float, float]:
-        """The statistic z and its standard error; both are 0 if there are no gradients at all."""
-        K, energy = self.steps, torch.stack(self.energies).mean(0)
+    @property
+    def block_length(self) -> int:
+        """Number of steps in a block: the smallest power of two with at most `MAX_BLOCKS` blocks."""
+        length = 1
+        while length * MAX_BLOCKS < self.steps:
+            length *= 2
+        return length
+
+    def statistics(self) -> tuple[float, float, float]:
+        """The statistic z of candidates, its standard error, and the statistic of the present inputs."""
+        columns = len(self.blocks[0]) - len(self.present)
+        z, error = self._statistic(slice(columns))
+        return z, error, self._statistic(slice(columns, None))[0]
+
+    def _statistic(self, part: slice) -> tuple[float, float]:
+        """z and its standard error; both are 0 if there are no gradients at all."""
+        assert self.energy is not None
+        K, energy = self.steps // self.block_length, self.energy[part]  # with blocks as steps, K P / N is the same
         used = energy > 0
-        scaled = torch.stack([(each[used] / energy[used].sqrt()[:, None]).flatten() for each in self.gradients])
+        scale = energy[used].sqrt()[:, None]
+        scaled = torch.stack([(block[part][used] / scale).flatten() for block in self.blocks[:K]])
         gram = (scaled @ scaled.T).double()
-        own, others = gram.diagonal().sum(), gram - gram.diagonal().diag()
-        signal = others.sum() / (K * (K - 1))
-        noise = own / K - signal
+        between = ~torch.eye(K, dtype=torch.bool, device=gram.device)
+        signal = gram[between].mean()
+        noise = gram.diagonal().mean() - signal
         if not noise > 0:
             return 0.0, 0.0
-        error = (2 * others.square().sum()).sqrt() / ((K - 1) * noise)
-        return K * float(signal / noise), float(error)
+        centring = torch.eye(K).to(gram) - 1 / K
+        spread = (centring @ gram @ centring)[between].var(correction=0) * (K / (K - 2)) ** 2
+        return K * float(signal / noise), K * float((2 * spread / (K * (K - 1))).sqrt() / noise)
 
 
 def fit(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -149,6 +174,23 @@ def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor)
     h = h.reshape(-1, *h.shape[-len(consumer.kernel_size) - 1 :])
     H = H.reshape(len(h), -1, *h.shape[2:])
     return h - (slopes.T @ H.flatten(2) + constant[:, None]).reshape(h.shape)
+
+
+def centred(consumer: nn.Module, H: Tensor, columns: Tensor) -> Tensor:
+    """Some of the consumer's inputs minus their means."""
+    chosen = H.index_select(_channel(consumer), columns.to(H.device))
+    if isinstance(consumer, _ConvNd):
+        chosen = chosen.reshape(-1, *chosen.shape[_channel(consumer) :])
+    return chosen - chosen.mean(_all_but_channel(consumer, chosen), keepdim=True)
+
+
+def _mean_square(consumer: nn.Module, part: Tensor) -> Tensor:
+    return part.square().mean(_all_but_channel(consumer, part))
+
+
+def _all_but_channel(consumer: nn.Module, tensor: Tensor) -> list[int]:
+    channel = _channel(consumer) % tensor.ndim
+    return [dim for dim in range(tensor.ndim) if dim != channel]
 
 
 def fan_out_gradient(consumer: nn.Module, inputs: Tensor, D: Tensor) -> Tensor:
