@@ -17,6 +17,7 @@ from ..passes.replay import Call, Watch, replay
 from ..passes.routes import Route, select_neurons
 from ..passes.seen import NotFinite, Pair, check_finite
 from ..structure.widths import Width
+from .chains import Chain
 from .grown import grown_tensors
 
 Attributes = Sequence[tuple[nn.Module, str, int]]
@@ -55,13 +56,39 @@ class Trials:
 
     def activations(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
         """Activations of the present neurons and of candidates on the model's latest inputs."""
-        runs = self._runs(self._calls, seed, Candidates(fan_in), gradients=gradients)
-        limit = 0 if self.buffer is None else self.buffer.limit
-        with torch.set_grad_enabled(gradients):
-            H, new = (Activations([seen[key] for seen in runs]).latest(limit) for key in ("H", "new"))
+        found = None if gradients else self.in_chains(fan_in, seed)
+        H, new = self.in_model(fan_in, seed, gradients) if found is None else found
         if not (H.finite and new.finite):
             raise NotFinite(f"activations of {self.width.name}")
         return H, new
+
+    def in_model(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
+        """Activations of the present neurons and of candidates, from runs of the model with both."""
+        runs = self._runs(self._calls, seed, Candidates(fan_in), gradients=gradients)
+        with torch.set_grad_enabled(gradients):
+            H, new = (Activations([seen[key] for seen in runs]).latest(self._limit) for key in ("H", "new"))
+        return H, new
+
+    @torch.no_grad()
+    def in_chains(self, fan_in: Tensor, seed: int) -> tuple[Activations, Activations] | None:
+        """Same as `in_model`, but several times faster: candidates run alone; None if they cannot."""
+        if not Chain.possible(self.model, self.route) or any(call.autocast is not None for call in self._calls):
+            return None
+        H: list[Tensor] = []
+        new: list[Tensor] = []
+        missing = self._limit
+        for call in reversed(self._calls):
+            if missing <= 0:
+                break
+            chain = Chain(self.model, self.width, self.route)
+            replay(self.model, call, chain.watches, seed=seed)
+            if not chain.complete:
+                return None
+            parts = chain.candidates(fan_in, missing)
+            new[:0] = parts
+            H[:0] = chain.present[-missing:].split([len(part) for part in parts])  # type: ignore[no-untyped-call]
+            missing -= len(chain.present)
+        return Activations(H), Activations(new)
 
     def inputs_and_outputs(self, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs H_prev and outputs Z of the producer on the model's latest inputs, features x samples."""
@@ -92,6 +119,10 @@ class Trials:
             total = [t + g for t, g in zip(total, gradients, strict=True)]
         check_finite(total, f"gradients of {self.width.name}")
         return total[0], total[1]
+
+    @property
+    def _limit(self) -> int:
+        return 0 if self.buffer is None else self.buffer.limit
 
     @property
     def _calls(self) -> Sequence[Call]:

@@ -50,7 +50,14 @@ class Select(Initialization):
             scores = _orthogonality_of_images(H.samples, new.samples)
             best = scores.argsort(descending=not self.least, stable=True)[:count]
         else:
-            best = metrics.best_candidates(H.matrix, new.matrix, count, self.metric, eps=self.eps, worst=self.least)
+            best = metrics.best_by_products(
+                H.products(new),
+                count,
+                self.metric,
+                lambda i: metrics.singular_sum(H.matrix, new.of(i)),
+                eps=self.eps,
+                worst=self.least,
+            )
         return Neurons(count, parameter_values(layer, layer.producer, fan_in[best.to(fan_in.device)]))
 
 

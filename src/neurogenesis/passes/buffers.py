@@ -47,6 +47,15 @@ class Activations:
         """All activations as one matrix, neurons x columns."""
         return torch.cat([metrics.by_neuron(batch) for batch in self.batches], 1)
 
+    def of(self, neuron: int) -> Tensor:
+        """All activations of one neuron."""
+        return torch.cat([batch[:, neuron].flatten() for batch in self.batches])
+
+    def products(self, candidates: Activations) -> metrics.Products:
+        """Products of these neurons and of candidates on the same samples, in batches of the same sizes."""
+        parts = zip(self.batches, candidates.batches, strict=True)
+        return metrics.products_of((metrics.by_neuron(own), metrics.by_neuron(new)) for own, new in parts)
+
     def latest(self, samples: int) -> Activations:
         """Keep only the latest samples."""
         kept: list[Tensor] = []
