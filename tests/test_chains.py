@@ -1,4 +1,4 @@
-"""Candidates that run alone through the modules after their producer: the same activations and picks as in the model."""
+"""Candidates that run alone through the modules after their producer: activations and picks are those of the model."""
 
 from __future__ import annotations
 

@@ -285,8 +285,10 @@ class Layer:
         old = self.tensor(axis)
         fan_in = self.now.fan_ins.get(axis.tensor) if axis.role == "producer" else None
         rows = self.width.new_entries(axis, count, old, generator, fan_in).movedim(axis.axis, 0)
-        order = self.width.new_positions(axis, count).flatten().argsort().argsort()
-        new: Tensor = rows[order.to(rows.device)].unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
+        positions = self.width.new_positions(axis, count).flatten()
+        if bool((positions.diff() < 0).any()):
+            rows = rows[positions.argsort().argsort().to(rows.device)]
+        new: Tensor = rows.unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
         return new
 
     def as_fan_in(self, new: Tensor) -> Tensor:

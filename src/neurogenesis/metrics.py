@@ -250,7 +250,7 @@ def products_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Products:
     return Products(gram, cross, squares, n)
 
 
-_CHUNK_ENTRIES = 2**17  # entries converted to double precision at a time: 1 MB, which stays in the cache
+_CHUNK_ENTRIES = 2**16  # entries converted to double precision at a time: 512 kB, which stay in the cache
 
 
 def best_by_products(

@@ -6,7 +6,7 @@ as every watched module has run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -103,7 +103,8 @@ def replay(
     """
     pending = list(watches)
     replacements = {name: buffer.clone() for name, buffer in model.named_buffers()} | dict(tensors or {})
-    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
+    devices = {tensor.device for tensor in model.parameters()}
+    cuda = [device.index for device in devices if device.type == "cuda"]
 
     def act(watch: Watch, tensor: Tensor) -> Tensor | None:
         result = watch.action(tensor)
@@ -121,11 +122,11 @@ def replay(
         stack.enter_context(_temporary_attributes(attributes))
         if evaluation:
             stack.enter_context(_temporary_attributes([(module, "training", False) for module in model.modules()]))
-        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(torch.random.fork_rng(devices=cuda))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if call.autocast is not None:
             stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
-        _seed(model, seed)
+        _seed(devices, seed)
         stack.enter_context(torch.set_grad_enabled(gradients))
         with suppress(_StopRun):
             if replacements:
@@ -134,8 +135,8 @@ def replay(
                 model(*call.args, **call.kwargs)
 
 
-def _seed(model: nn.Module, seed: int) -> None:
-    if all(tensor.device.type == "cpu" for tensor in model.parameters()):
+def _seed(devices: Iterable[torch.device], seed: int) -> None:
+    if all(device.type == "cpu" for device in devices):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace per absent backend
     else:
         torch.manual_seed(seed)
