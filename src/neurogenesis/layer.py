@@ -257,7 +257,7 @@ class Layer:
         return self.default(self.producer, count, generator)
 
     def trial(self, fan_in: Tensor, gradients: bool = False) -> tuple[Activations, Activations]:
-        """Activations of the present neurons and of candidates on the model's latest inputs."""
+        """Activations of the present neurons, which are finite, and of candidates on the model's latest inputs."""
         return self._trials.activations(fan_in, self.now.seed, gradients)
 
     def inputs_and_outputs(self) -> tuple[Tensor, Tensor]:

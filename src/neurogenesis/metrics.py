@@ -227,6 +227,11 @@ class Products:
     squares: Tensor
     n: int
 
+    @property
+    def finite(self) -> bool:
+        """Whether all activations of the candidates are finite."""
+        return bool(self.squares.isfinite().all())
+
 
 def products_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Products:
     """Products of present neurons and candidates, from parts of both with the same samples, neurons x samples."""
@@ -243,10 +248,10 @@ def products_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Products:
     for own, new in parts:
         size = max(1, _CHUNK_ENTRIES // max(M, rows))
         for h, c in zip(own.split(size, 1), new.split(size, 1), strict=True):  # type: ignore[no-untyped-call]
-            h, c = doubled(h), doubled(c)
+            h, c = h.to(wide), c.to(wide, copy=True)
             gram.addmm_(h, h.mH)
             cross.addmm_(c, h.mH)
-            squares += _abs_squared(c).sum(1)
+            squares += torch.view_as_real(c).square_().sum((1, 2)) if c.is_complex() else c.square_().sum(1)
     return Products(gram, cross, squares, n)
 
 

@@ -24,8 +24,9 @@ from ..passes.routes import Route, select_neurons
 from ..structure.axes import named_tensors
 from ..structure.widths import Width
 
+_RECTIFIERS = {ReLU, nn.ReLU}  # computed in place, which saves memory
 _ELEMENTWISE = {
-    ReLU, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
+    *_RECTIFIERS, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
     nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Identity,
 }  # fmt: skip
 _POOLING = {
@@ -163,7 +164,10 @@ class Chain:
         h = self._produce(x, weight)
         for path in self._paths:
             module = self.model.get_submodule(path)
-            h = _normalize(module, h, norms[path]) if isinstance(module, _BatchNorm) else module.forward(h)
+            if type(module) in _RECTIFIERS:
+                h = h.clamp_min_(0)
+            else:
+                h = _normalize(module, h, norms[path]) if isinstance(module, _BatchNorm) else module.forward(h)
         if self._images:
             return h.reshape(len(h), len(weight), -1)
         return h[..., None].movedim(-2, 1).flatten(2)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..passes.buffers import Activations, Buffer
-from ..passes.replay import Call, Watch, replay
+from ..passes.replay import Call, Watch, replay, replays
 from ..passes.routes import Route, select_neurons
 from ..passes.seen import NotFinite, Pair, check_finite
 from ..structure.widths import Width
@@ -55,10 +55,10 @@ class Trials:
     buffer: Buffer | None
 
     def activations(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
-        """Activations of the present neurons and of candidates on the model's latest inputs."""
+        """Activations of the present neurons, which are finite, and of candidates on the model's latest inputs."""
         found = None if gradients else self.in_chains(fan_in, seed)
         H, new = self.in_model(fan_in, seed, gradients) if found is None else found
-        if not (H.finite and new.finite):
+        if not H.finite:
             raise NotFinite(f"activations of {self.width.name}")
         return H, new
 
@@ -77,17 +77,18 @@ class Trials:
         H: list[Tensor] = []
         new: list[Tensor] = []
         missing = self._limit
-        for call in reversed(self._calls):
-            if missing <= 0:
-                break
-            chain = Chain(self.model, self.width, self.route)
-            replay(self.model, call, chain.watches, seed=seed)
-            if not chain.complete:
-                return None
-            parts = chain.candidates(fan_in, missing)
-            new[:0] = parts
-            H[:0] = chain.present[-missing:].split([len(part) for part in parts])  # type: ignore[no-untyped-call]
-            missing -= len(chain.present)
+        with replays(self.model, seed=seed) as run:
+            for call in reversed(self._calls):
+                if missing <= 0:
+                    break
+                chain = Chain(self.model, self.width, self.route)
+                run(call, chain.watches)
+                if not chain.complete:
+                    return None
+                parts = chain.candidates(fan_in, missing)
+                new[:0] = parts
+                H[:0] = chain.present[-missing:].split([len(part) for part in parts])  # type: ignore[no-untyped-call]
+                missing -= len(chain.present)
         return Activations(H), Activations(new)
 
     def inputs_and_outputs(self, seed: int) -> tuple[Tensor, Tensor]:

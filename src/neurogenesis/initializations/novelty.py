@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import metrics
 from ..layer import Layer, Need, scaled_like
 from ..metrics import Metric
+from ..passes.seen import NotFinite
 from .base import Initialization, Neurons, candidate_count, parameter_values
 
 
@@ -46,12 +47,15 @@ class Select(Initialization):
     def best(self, layer: Layer, fan_in: Tensor, count: int) -> Neurons:
         """Select the best of the given candidates."""
         H, new = layer.trial(fan_in)
+        products = H.products(new)
+        if not products.finite:
+            raise NotFinite(f"activations of {layer.name}")
         if self.metric == "orthogonality" and layer.convolutional:
             scores = _orthogonality_of_images(H.samples, new.samples)
             best = scores.argsort(descending=not self.least, stable=True)[:count]
         else:
             best = metrics.best_by_products(
-                H.products(new),
+                products,
                 count,
                 self.metric,
                 lambda i: metrics.singular_sum(H.matrix, new.of(i)),
