@@ -14,7 +14,7 @@ Settings = dict[str, Any]
 
 NORTH = ("north-select", "north-pre", "north-random", "north-weight", "north-integrated")
 GRADIENT = ("gradmax", "firefly", "nest")
-STATIC = ("small", "medium", "big")
+STATIC = ("small", "medium", "big", "static")
 
 _MLP: Settings = {
     "schedule": "dynamic", "seed": 1, "epochs": 6, "learning_rate": 0.003, "batch": 512, "decay": "none",
@@ -30,7 +30,8 @@ _VGG_NAMES = [f"features.{index}" for index in (0, 3, 6, 8, 11, 13, 16, 18)] + [
 # How far a strategy grows from the initial size (0) to the maximum (1), and how much better it is than others.
 _AMBITION = {
     "north-select": (0.28, 0.25), "north-pre": (0.35, 0.3), "north-random": (0.4, 0.15), "north-weight": (0.55, 0.1),
-    "north-integrated": (0.1, 0.2), "gradmax": (0.06, 0.0), "firefly": (0.12, -0.3), "nest": (0.2, -0.6),
+    "north-integrated": (0.1, 0.2), "need": (0.15, 0.2), "gradmax": (0.06, 0.0), "firefly": (0.12, -0.3),
+    "nest": (0.2, -0.6),
 }  # fmt: skip
 
 
@@ -116,6 +117,23 @@ def write_run(directory: Path, chosen: Settings, *, state: str = "finished", ste
     return directory
 
 
+def write_comparison(
+    directory: Path, study: str, title: str, runs: Mapping[str, Settings], absent: Iterable[str] = ()
+) -> Path:
+    """A sweep of grown and static networks, in which runs of a grown shape come after those that grow it."""
+    write_json(directory / study / "study.json", {"study": study, "title": title, "runs": runs})
+    shapes: dict[str, str] = {}
+    for name, chosen in runs.items():
+        key = json.dumps([chosen[each] for each in ("preset", "learning_rate", "decay", "seed")])
+        shaped = {**chosen, "shape": shapes[key]} if "shape_of" in chosen else chosen
+        if name not in absent:
+            write_run(directory / study / name, shaped, steps_per_epoch=10)
+        if chosen["strategy"] == "need":
+            result = json.loads((directory / study / name / "result.json").read_text())
+            shapes[key] = "-".join(map(str, result["widths"].values()))
+    return directory / study
+
+
 def write_json(path: Path, content: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))
@@ -138,9 +156,14 @@ def _widths(chosen: Settings, random: Random) -> tuple[dict[str, int], dict[str,
     def at(multiple: float) -> dict[str, int]:
         return {name: max(1, round(size * multiple)) for name, size in standard.items()}
 
-    static = {"small": "initial", "medium": "medium", "big": "maximum"}
-    initial = at(chosen[static.get(strategy, "initial")])
-    if strategy in static:
+    sized = {"small": "initial", "medium": "medium", "big": "maximum"}
+    if strategy != "static":
+        initial = at(chosen[sized.get(strategy, "initial")])
+    elif "-" in chosen["shape"]:
+        initial = dict(zip(standard, map(int, chosen["shape"].split("-")), strict=True))
+    else:
+        initial = at(float(chosen["shape"]))
+    if strategy in STATIC:
         final = dict(initial)
     elif chosen["schedule"] != "dynamic":
         final = at(chosen["medium"])

@@ -33,6 +33,11 @@ def tiny(preset: str = "digits", **changes: Any) -> Settings:
     return PRESETS[preset](**({"every": 1} if dynamic else {}) | ({"buffer": 256} if looks else {}) | chosen)
 
 
+def by_name(*runs: Settings) -> dict[str, Settings]:
+    """Runs by their labels, which are their names in a study of one preset."""
+    return {settings.label: settings for settings in runs}
+
+
 def command(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the command in a process."""
     call = [sys.executable, "-m", "neurogenesis", *map(str, words)]

@@ -30,6 +30,7 @@ from neurogenesis.report.statistics import ellipse, evenly, statistic
 from neurogenesis.report.steps import summarize
 from neurogenesis.report.tables import cost_table, results_table
 from tests import fake_runs as fake
+from tests.test_pays import small_study as small_comparison
 
 Studies = Callable[[str], Path]
 FEW = ("north-select", "gradmax", "medium")
@@ -791,3 +792,19 @@ def test_records_cannot_run_code(opened: Callable[[Path], Any], tmp_path: Path) 
     tab.locator(".chart").first.locator(".mark-symbol.role-mark path").first.hover(force=True)
     tab.locator("#vg-tooltip-element", has_text=MALICIOUS).wait_for(state="attached")
     assert tab.locator("img").count() == 0
+
+
+def test_a_comparison_with_static_networks_is_drawn_and_hides_on_a_click(
+    opened: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    (page,) = report.write([small_comparison(tmp_path)], tmp_path / "out")
+    tab = opened(page)
+    random, need = "#009E73", "#000000"
+    before, others = tab.evaluate(DRAWN, random), tab.evaluate(DRAWN, need)
+    assert len(before) == 2 and min(before.values()) > 0 and min(others.values()) > 0
+    tab.locator(".chart").first.locator(".role-legend-label text", has_text="NORTH-Random").click()
+    tab.wait_for_function(f"Object.values(({DRAWN})('{random}')).every((marks) => marks === 0)")
+    assert tab.evaluate(DRAWN, need) == others
+    for width in (1200, 390):
+        tab.set_viewport_size({"width": width, "height": 900})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width

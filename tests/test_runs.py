@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Sequence
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from filelock import FileLock
 
 import neurogenesis as ng
-from neurogenesis.experiments.building import build_data, build_network, build_strategy, widths_of
+from neurogenesis.experiments.building import build_data, build_network, build_strategy, initial_widths, widths_of
 from neurogenesis.experiments.data import Data
 from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.models import mlp
@@ -80,7 +81,7 @@ def test_settings_come_back_from_their_record(name: str) -> None:
 @pytest.mark.parametrize("study", STUDIES)
 def test_runs_of_a_study_have_unique_names(study: str) -> None:
     runs = list(STUDIES[study].runs())
-    assert len({settings.label for settings in runs}) == len(runs)
+    assert len({STUDIES[study].name(settings) for settings in runs}) == len(runs)
     assert len(runs) == len(set(map(str, runs)))
     for settings in runs[: len(runs) // STUDIES[study].seeds]:
         build_strategy(settings, 10)  # none has an option that does nothing
@@ -96,6 +97,39 @@ def test_static_networks_have_the_size_of_their_name(name: str, size: str) -> No
     named = dict(model.named_modules())
     for width, expected in widths_of(settings, settings.sizes[size]).items():
         assert named[width].weight.shape[0] == expected  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("mnist", "183-275", [183, 275]),
+        ("mnist", "48", [48, 48]),
+        ("vgg11-cifar10-small", "0.0625", [4, 8, 16, 16, 32, 32, 32, 32, 256, 256]),
+        ("vgg11-cifar10-small", "3-4-5-6-7-8-9-10-11-12", range(3, 13)),
+        ("wrn28-cifar10-small", "0.5", [8, 8, 16, 32]),
+        ("wrn28-cifar10-small", "3-4-5-6", [3, 4, 5, 6]),
+    ],
+)
+def test_a_static_network_can_have_any_shape(name: str, shape: str, expected: Sequence[int]) -> None:
+    settings = PRESETS[name](strategy="static", shape=shape)
+    x = torch.rand(2, *((784,) if isinstance(settings, Dense) else (3, 32, 32)))
+    model = build_network(settings, Data((x, torch.tensor([0, 1])), (x, torch.tensor([0, 1])), 10))
+    named: dict[str, Any] = dict(model.named_modules())
+    assert [named[width].weight.shape[0] for width in widths_of(settings, 1.0)] == list(expected)
+    assert list(initial_widths(settings).values()) == list(expected)
+    assert model(x).shape == (2, 10)
+
+
+def test_a_shape_of_equal_sizes_is_trained_like_the_network_of_that_size(tmp_path: Path) -> None:
+    sizes = [run(tiny(strategy="small"), tmp_path / "small")]
+    sizes += [run(tiny(strategy="static", shape=shape), tmp_path / shape) for shape in ("4", "4-4")]
+    assert len({(result.accuracy, result.loss, result.parameters) for result in sizes}) == 1
+
+
+def test_settings_without_a_shape_are_recorded_as_before_there_were_shapes() -> None:
+    assert not {"shape", "shape_of"} & tiny().record().keys()
+    shaped = tiny(strategy="static", shape="8-4", shape_of="north-random")
+    assert settings_from(shaped.record()) == shaped
 
 
 @pytest.mark.parametrize(
@@ -116,6 +150,20 @@ def test_static_networks_have_the_size_of_their_name(name: str, size: str) -> No
         ({"hidden": 0}, "--hidden: expected a positive number"),
         ({"gamma": float("inf")}, "--gamma: expected a positive number"),
         ({"scale": float("nan"), "strategy": "gradmax"}, "--scale: expected a positive number"),
+        ({"strategy": "static"}, "--strategy static: give its sizes with --shape"),
+        ({"strategy": "static", "shape_of": "north-random"}, "--shape-of north-random: give the sizes with --shape"),
+        (
+            {"strategy": "static", "shape": "8-8-8"},
+            "--shape 8-8-8: expected one size, or 2 for hidden1, hidden2, not 3",
+        ),
+        ({"strategy": "static", "shape": "8-0"}, "--shape: expected positive sizes such as 128 or 183-275, not '8-0'"),
+        ({"strategy": "static", "shape": "8-x"}, "--shape: expected positive sizes"),
+        ({"strategy": "static", "shape": "0"}, "--shape: expected positive sizes"),
+        ({"strategy": "static", "shape": ""}, "--shape: expected positive sizes"),
+        ({"strategy": "static", "shape": "0.5"}, "--shape: expected a number of neurons, not 0.5"),
+        ({"strategy": "static", "shape": "8", "schedule": "linear"}, "static networks do not grow"),
+        ({"strategy": "north-random", "shape": "8-8"}, "--shape has no effect on north-random"),
+        ({"strategy": "small", "shape_of": "gradmax"}, "--shape-of has no effect on small"),
         ({"holdout": 1e-5}, "cannot hold out 0 of 1348 training samples"),
     ],
 )

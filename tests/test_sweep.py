@@ -10,21 +10,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock, Timeout
 
+from neurogenesis.experiments.building import initial_widths, widths_of
 from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.estimates import estimate, plan
+from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.progress import SweepProgress
 from neurogenesis.experiments.run import run
+from neurogenesis.experiments.settings import Settings
 from neurogenesis.experiments.studies import STUDIES, Study, select_runs
 from neurogenesis.experiments.sweep import record_study, sweep
 from neurogenesis.experiments.workers import failure_reason
-from tests.runs import assert_same_run, command, lines, tiny
+from neurogenesis.report import read
+from tests.runs import assert_same_run, by_name, command, lines, tiny
 
 STUDY = ("sweep", "digits", "--seeds", "1", "--epochs", "30", "--only", "north-[rwi]*")
 LABELS = ["north-random-epochs-30-seed1", "north-weight-epochs-30-seed1", "north-integrated-epochs-30-seed1"]
@@ -118,7 +122,7 @@ def test_a_run_killed_by_the_system_is_a_failure_too(tmp_path: Path) -> None:
             killed.append(process.pid)
 
     runs = [tiny(epochs=300, strategy="big"), tiny(strategy="small")]
-    progress = sweep(runs, tmp_path, workers=1, show=kill)
+    progress = sweep(by_name(*runs), tmp_path, workers=1, show=kill)
     assert killed
     assert progress.failed == {runs[0].label: "killed by SIGKILL"}
     assert progress.finished == [runs[1].label]
@@ -129,7 +133,7 @@ def test_a_run_killed_before_it_started_can_be_repeated(tmp_path: Path, monkeypa
     settings = tiny(strategy="small")
     (tmp_path / settings.label).mkdir()
     assert failure_reason(tmp_path / settings.label, -signal.SIGKILL) == "killed by SIGKILL"
-    assert sweep([settings], tmp_path, workers=1).failed == {}
+    assert sweep(by_name(settings), tmp_path, workers=1).failed == {}
     assert not (tmp_path / settings.label / "failure.txt").exists()
 
 
@@ -138,7 +142,7 @@ def test_a_run_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     (tmp_path / damaged.label).mkdir()
     (tmp_path / damaged.label / "settings.json").write_text(json.dumps(damaged.record()))
     (tmp_path / damaged.label / "result.json").write_text("{")
-    progress = sweep([damaged, fine], tmp_path, workers=1)
+    progress = sweep(by_name(damaged, fine), tmp_path, workers=1)
     assert progress.finished == [fine.label]
     assert "result.json is not valid JSON" in progress.failed[damaged.label]
 
@@ -147,8 +151,8 @@ def test_a_run_that_cannot_start_says_why_in_its_directory(tmp_path: Path) -> No
     settings = tiny(strategy="small")
     (tmp_path / settings.label).mkdir()
     (tmp_path / settings.label / "thesis.tex").write_text("mine")
-    record_study(tmp_path, "digits", "", [settings])
-    sweep([settings], tmp_path, workers=1)
+    record_study(tmp_path, "digits", "", by_name(settings))
+    sweep(by_name(settings), tmp_path, workers=1)
     assert "is not a run (it has thesis.tex)" in (tmp_path / settings.label / "failure.txt").read_text()
 
 
@@ -156,7 +160,7 @@ def test_a_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
     settings = tiny(strategy="small")
     (tmp_path / settings.label).mkdir()
     with FileLock(tmp_path / settings.label / "lock"):
-        progress = sweep([settings], tmp_path, workers=1)
+        progress = sweep(by_name(settings), tmp_path, workers=1)
     assert "another process is writing to" in progress.failed[settings.label]
     assert not (tmp_path / settings.label / "failure.txt").exists()
 
@@ -176,7 +180,7 @@ def test_seeds_given_twice_are_run_once() -> None:
 @pytest.mark.parametrize(("workers", "threads"), [(0, 1), (1, 0), (10_000, 1), (1, 10_000)])
 def test_more_threads_than_cores_are_refused(workers: int, threads: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--workers"):
-        sweep([tiny()], tmp_path, workers=workers, threads=threads)
+        sweep(by_name(tiny()), tmp_path, workers=workers, threads=threads)
     assert not list(tmp_path.iterdir())
 
 
@@ -193,18 +197,18 @@ def tiny_with_the_same_label() -> Any:
 
 
 def test_another_study_is_not_overwritten(tmp_path: Path) -> None:
-    record_study(tmp_path, "digits", "", [tiny()])
-    record_study(tmp_path, "digits", "", [tiny(seed=2)])
+    record_study(tmp_path, "digits", "", by_name(tiny()))
+    record_study(tmp_path, "digits", "", by_name(tiny(seed=2)))
     assert len(json.loads((tmp_path / "study.json").read_text())["runs"]) == 2
     with pytest.raises(UsageError, match="with other settings"):
-        record_study(tmp_path, "digits", "", [tiny_with_the_same_label()])
+        record_study(tmp_path, "digits", "", by_name(tiny_with_the_same_label()))
     with pytest.raises(UsageError, match="holds the study digits"):
-        record_study(tmp_path, "mnist-lr", "", [tiny()])
+        record_study(tmp_path, "mnist-lr", "", by_name(tiny()))
 
 
 def test_parts_of_a_study_can_be_selected() -> None:
     _, runs = select_runs("mnist-lr", seeds=[7], only=["north-select-*"])
-    assert [(settings.learning_rate, settings.seed) for settings in runs] == [
+    assert [(settings.learning_rate, settings.seed) for settings in runs.values()] == [
         (1e-4, 7), (3e-4, 7), (1e-3, 7), (3e-3, 7), (1e-2, 7)
     ]  # fmt: skip
     with pytest.raises(UsageError, match="Did you mean 'mnist-lr'"):
@@ -240,14 +244,129 @@ def test_a_dry_run_lists_the_runs_and_how_long_they_take(uninterrupted: Path, tm
 @pytest.mark.filterwarnings("ignore")
 def test_estimates_come_from_finished_runs_or_from_steps(uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neurogenesis.experiments.estimates._startup_seconds", lambda: 5.0)
-    runs: Sequence[Any] = select_runs("digits", seeds=[1, 2], epochs=30, only=["north-random-*"])[1]
-    result = json.loads((uninterrupted / runs[0].label / "result.json").read_text())
+    runs = select_runs("digits", seeds=[1, 2], epochs=30, only=["north-random-*"])[1]
+    first, second = runs
+    result = json.loads((uninterrupted / first / "result.json").read_text())
     seconds = result["train_seconds"] + result["test_seconds"]
-    assert estimate(runs, uninterrupted, 1, "cpu") == {runs[1].label: (seconds + 5.0, seconds + 5.0)}
+    assert estimate(runs, uninterrupted, 1, "cpu") == {second: (seconds + 5.0, seconds + 5.0)}
     timed = estimate(runs, uninterrupted / "nothing", 1, "cpu")
-    least, most = (time - 5.0 for time in timed[runs[0].label])
+    least, most = (time - 5.0 for time in timed[first])
     assert seconds / 20 < least <= most < seconds * 20
-    assert timed[runs[0].label] == timed[runs[1].label]
+    assert timed[first] == timed[second]
     both = select_runs("digits", seeds=[1], only=["gradmax*", "big*"])[1]
-    assert [settings.strategy for settings in both] == ["gradmax", "big"]
+    assert [settings.strategy for settings in both.values()] == ["gradmax", "big"]
     assert "2 of 2 runs to do, 2 at a time" in plan(runs, uninterrupted / "nothing", 2, 1, "cpu")
+
+
+# --- studies of several presets, and runs of shapes that others grow -----------------------------------------
+
+
+def grown_and_its_shape(**changes: Any) -> tuple[Settings, Settings]:
+    """A run that grows, and the network of its final shape from scratch."""
+    grown = PRESETS["digits"](strategy="north-random", epochs=1, batch=256, **changes)
+    return grown, replace(grown, strategy="static", shape_of="north-random")
+
+
+def shape_in(directory: Path) -> tuple[Any, list[int]]:
+    """The shape in a run's settings, and its final sizes."""
+    settings, result = (json.loads((directory / name).read_text()) for name in ("settings.json", "result.json"))
+    return settings["shape"], list(result["widths"].values())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_grown_shape_is_trained_from_scratch_after_the_run_that_grows_it(workers: int, tmp_path: Path) -> None:
+    pairs = [grown_and_its_shape(seed=seed) for seed in (1, 2)]
+    runs = by_name(*(shape for _, shape in pairs), *(grown for grown, _ in pairs))
+    record_study(tmp_path, "digits", "", runs)
+    progress = sweep(runs, tmp_path, workers=workers)
+    assert sorted(progress.finished) == sorted(runs)
+    for grown, shape in pairs:
+        assert progress.finished.index(grown.label) < progress.finished.index(shape.label)
+        sizes = list(json.loads((tmp_path / grown.label / "result.json").read_text())["widths"].values())
+        assert shape_in(tmp_path / shape.label) == ("-".join(map(str, sizes)), sizes)
+    assert sizes != [4, 4]
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")}
+    shutil.rmtree(tmp_path / pairs[0][1].label)
+    record_study(tmp_path, "digits", "", runs)
+    assert sorted(sweep(runs, tmp_path, workers=workers).finished) == sorted(runs)
+    changed = [path.parent.name for path, time in times.items() if path.stat().st_mtime_ns != time]
+    assert changed == [pairs[0][1].label]
+
+
+def test_a_shape_is_not_run_if_the_run_that_grows_it_failed(tmp_path: Path) -> None:
+    grown, shape = grown_and_its_shape()
+    (tmp_path / grown.label).mkdir()
+    (tmp_path / grown.label / "thesis.tex").write_text("mine")
+    record_study(tmp_path, "digits", "", by_name(grown, shape))
+    progress = sweep(by_name(grown, shape), tmp_path, workers=1)
+    reason = f"not run: it needs the final shape of {grown.label}, which failed: {progress.failed[grown.label]}"
+    assert progress.failed[shape.label] == reason
+    assert not progress.finished and not progress.running
+    assert {run.path.name: run.failure for run in read([tmp_path]).runs}[shape.label] == reason[:300]
+    (tmp_path / grown.label / "thesis.tex").unlink()
+    assert not sweep(by_name(grown, shape), tmp_path, workers=1).failed
+
+
+def test_a_shape_that_is_selected_alone_needs_a_finished_run(tmp_path: Path) -> None:
+    grown, shape = grown_and_its_shape()
+    alone = sweep(by_name(shape), tmp_path, workers=1)
+    assert alone.failed == {shape.label: f"not run: it needs the final shape of {grown.label}, which is not finished"}
+    run(grown, tmp_path / grown.label)
+    assert sweep(by_name(shape), tmp_path, workers=1).finished == [shape.label]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_time_of_a_shape_is_estimated_before_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neurogenesis.experiments.estimates._startup_seconds", lambda: 0.0)
+    grown, shape = grown_and_its_shape(maximum=2048)
+    least, most = estimate(by_name(shape), tmp_path, 1, "cpu")[shape.label]
+    assert 0 < 2 * least < most
+    grown, shape = grown_and_its_shape()
+    run(grown, tmp_path / grown.label)
+    least, most = estimate(by_name(shape), tmp_path, 1, "cpu")[shape.label]
+    assert 0 < least == most
+
+
+def test_a_study_of_several_presets_has_a_directory_for_each(tmp_path: Path) -> None:
+    only = (
+        "--only",
+        "digits/static-[48]-epochs-1-seed*",
+        "digits/north-random-epochs-1-seed*",
+        "--seeds",
+        1,
+        "--epochs",
+        1,
+    )
+    done = command("sweep", "pays-small", *only, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = [f"digits/{label}-epochs-1-seed1" for label in ("static-4", "static-8", "north-random")]
+    assert sorted(path.relative_to(tmp_path).parent.as_posix() for path in tmp_path.rglob("result.json")) == sorted(
+        names
+    )
+    assert list(json.loads((tmp_path / "study.json").read_text())["runs"]) == names
+    assert {run.state for run in read([tmp_path]).runs} == {"finished"}
+    assert "nothing to do" in command("sweep", "pays-small", *only, "--out", tmp_path, "--dry-run").stdout
+
+
+@pytest.mark.parametrize("study", ["pays", "pays-small"])
+def test_growing_is_compared_with_static_networks_of_several_sizes_in_every_setting(study: str) -> None:
+    runs = list(STUDIES[study].runs(seeds=[1]))
+    by_setting: dict[tuple[str, float, str], list[Settings]] = {}
+    for settings in runs:
+        by_setting.setdefault((settings.name, settings.learning_rate, settings.decay), []).append(settings)
+    assert {name.removesuffix("-small") for name, _, _ in by_setting} == {
+        "digits", "mnist", "vgg11-cifar10", "wrn28-cifar10"
+    }  # fmt: skip
+    for (name, rate, _), some in by_setting.items():
+        small = name.endswith("-small")
+        usual = PRESETS[name]().learning_rate
+        assert min(abs(rate / usual / factor - 1) for factor in (1 / 3, 1, 3)) < 0.02
+        static = [settings for settings in some if settings.shape]
+        assert len(static) >= (3 if small else 5)
+        (need,) = (settings for settings in some if settings.strategy == "need")
+        (shape,) = (settings for settings in some if settings.shape_of)
+        assert shape.source == need
+        sizes = [initial_widths(settings) for settings in static]
+        assert min(widths_of(need, need.initial).values()) <= min(sizes[0].values())
+        assert need.maximum == PRESETS[name]().maximum
+    assert len(by_setting) == (14 if study == "pays-small" else 24)

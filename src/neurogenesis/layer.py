@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from . import metrics
 from .candidates.bridge import Bridge
+from .candidates.chains import consumed_by_chain, verified_chain
 from .candidates.grown import stack_values
 from .candidates.trials import Candidates, Trials
+from .candidates.windows import Pass
 from .passes.buffers import Activations, Buffer, Untrained
 from .passes.replay import Call
 from .passes.routes import Route
@@ -23,7 +25,7 @@ from .structure.fills import FanIn
 from .structure.weight_norm import lengths_of, weight_of
 from .structure.widths import Width
 
-Need = Literal["activations", "gradients", "trials"]  # what triggers and initializations may use
+Requirement = Literal["activations", "gradients", "trials"]  # what triggers and initializations may use
 LossWith = Callable[[Mapping[tuple[str, int], Tensor]], float]
 
 
@@ -33,15 +35,20 @@ class StepContext:
 
     Args:
         step: number of gradient steps taken.
-        seed: seed of random operations in trial runs.
-        fan_ins: distribution of random fan-ins, by parameter.
+        seed: seed of the layer's random numbers at this step.
+        find_fan_ins: computes the distribution of random fan-ins, by parameter.
         loss_with: maps the values of one new neuron to the loss with it; None if the loss cannot be evaluated again.
     """
 
     step: int = 0
     seed: int = 0
-    fan_ins: Mapping[str, FanIn] = field(default_factory=dict)
+    find_fan_ins: Callable[[], Mapping[str, FanIn]] = dict
     loss_with: LossWith | None = None
+
+    @cached_property
+    def fan_ins(self) -> Mapping[str, FanIn]:
+        """Distribution of random fan-ins, by parameter."""
+        return self.find_fan_ins()
 
 
 def stable_repr(function: object) -> str:
@@ -66,7 +73,8 @@ class Layer:
         example: an input of the model, or None.
         initial: the size when growth began.
         maximum: the maximum size, or None if unlimited.
-        memory: numbers that a trigger keeps from step to step; saved with the `Grower`.
+        memory: numbers, and containers of numbers and tensors, that a trigger keeps from step to step; saved with the
+            `Grower`. Replace tensors instead of modifying them.
         now: state that changes from step to step.
     """
 
@@ -85,7 +93,7 @@ class Layer:
         self.convolutional, self.example = convolutional, example
         self.initial = width.size
         self.maximum: int | None = None
-        self.memory: dict[str, float] = {}
+        self.memory: dict[str, Any] = {}
         self.now = StepContext()
         self.seen = None if route is None else Seen(model, width, route)
         self._buffer = None if route is None else buffer
@@ -270,6 +278,24 @@ class Layer:
         """Gradients of the fan-in and fan-out of candidates; see `candidates.trials`."""
         pairs = () if self.seen is None else self.seen.pairs
         return self._trials.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
+
+    @cached_property
+    def _has_chain(self) -> bool:
+        assert self.route is not None and self.example is not None
+        return verified_chain(self.model, self.width, self.route, self.example)
+
+    def passes_with(self, fan_in: Tensor) -> list[Pass]:
+        """The consumer's input, what candidates would add to it, and the gradient at its output, per recorded pass."""
+        assert self.seen is not None and self.route is not None
+        passes = []
+        for pair in self.seen.pairs:
+            if self._has_chain:
+                h = consumed_by_chain(self.model, self.width, self.route, fan_in, pair.H_prev, pair.call, self.now.seed)
+            else:
+                h = self._trials.consumed(fan_in, pair.H_prev, pair.call, self.now.seed)
+            passes.append(Pass(pair.H, h, pair.D))
+        check_finite([tensor for each in passes for tensor in each], f"activations or gradients of {self.name}")
+        return passes
 
     @property
     def _trials(self) -> Trials:

@@ -11,6 +11,7 @@ name                    trigger                 initialization
 ``gradmax``             gradients               gradmax
 ``firefly``             gradients               firefly
 ``nest``                gradients               nest
+``need``                need of new neurons     random
 ``static``              never                   random
 ======================  ======================  =====================
 """
@@ -25,7 +26,7 @@ from typing import TypeVar
 from . import initializations, triggers
 from .initializations import INITIALIZATIONS, Initialization, as_initialization
 from .initializations.base import InitializationFunction
-from .layer import Layer, Need
+from .layer import Layer, Requirement
 from .triggers import Decision, Trigger, as_trigger
 
 T = TypeVar("T")
@@ -59,12 +60,12 @@ class Strategy:
         object.__setattr__(self, "initialization", as_initialization(initialization))
 
     @property
-    def needs(self) -> frozenset[Need]:
+    def needs(self) -> frozenset[Requirement]:
         """What the trigger and the initialization require."""
         return self.trigger.needs | self.initialization.needs
 
     @property
-    def uses(self) -> frozenset[Need]:
+    def uses(self) -> frozenset[Requirement]:
         """What the trigger and the initialization may use; a plain function may use anything."""
         return self.trigger.uses | self.initialization.uses
 
@@ -78,6 +79,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "gradmax": lambda: Strategy(triggers.Gradient(), initializations.GradMax()),
     "firefly": lambda: Strategy(triggers.Gradient(), initializations.Firefly()),
     "nest": lambda: Strategy(triggers.Gradient(), initializations.NeST()),
+    "need": lambda: Strategy(triggers.Need(), initializations.Random()),
     "static": lambda: Strategy(triggers.Static(), initializations.Random()),
 }
 

@@ -17,7 +17,8 @@ import torch
 
 from . import metrics
 from .defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
-from .layer import Layer, Need, stable_repr
+from .candidates.windows import Window
+from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
 from .passes.buffers import Activations, Untrained
 from .passes.seen import NotFinite
@@ -25,11 +26,19 @@ from .passes.seen import NotFinite
 
 @dataclass(frozen=True)
 class Decision:
-    """The number of neurons to add now, and the metric and threshold behind it."""
+    """The number of neurons to add now, and the metric and threshold behind it.
+
+    Args:
+        count: number of neurons to add.
+        metric: what was measured.
+        threshold: what it was compared with.
+        done: whether the trigger need not be asked again about this layer, unless another one grows.
+    """
 
     count: int
     metric: float | None = None
     threshold: float | None = None
+    done: bool = False
 
 
 class Trigger:
@@ -50,11 +59,11 @@ class Trigger:
         ...         return int(layer.ready and layer.rank() > layer.size / 2)
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset()
+    needs: ClassVar[frozenset[Requirement]] = frozenset()
     patient: ClassVar[bool] = False
 
     @property
-    def uses(self) -> frozenset[Need]:
+    def uses(self) -> frozenset[Requirement]:
         """What the trigger may use; `needs` by default."""
         return self.needs
 
@@ -77,8 +86,8 @@ class _FunctionTrigger(Trigger):
         self.function = function
 
     @property
-    def uses(self) -> frozenset[Need]:
-        return frozenset(get_args(Need))
+    def uses(self) -> frozenset[Requirement]:
+        return frozenset(get_args(Requirement))
 
     def __call__(self, layer: Layer) -> Decision | int:
         return self.function(layer)
@@ -130,7 +139,7 @@ class Activation(Trigger):
     metric: Metric = "effective_dimension"
     baseline: Baseline | None = None
     eps: float = 0.01
-    needs: ClassVar[frozenset[Need]] = frozenset({"activations"})
+    needs: ClassVar[frozenset[Requirement]] = frozenset({"activations"})
     patient: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -257,7 +266,7 @@ class Gradient(Trigger):
 
     scale: float = 0.5
     mean: bool = False
-    needs: ClassVar[frozenset[Need]] = frozenset({"gradients"})
+    needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients"})
     patient: ClassVar[bool] = True
 
     def __call__(self, layer: Layer) -> Decision:
@@ -279,6 +288,67 @@ class Gradient(Trigger):
         gram = matrix @ matrix.T if len(matrix) <= matrix.shape[1] else matrix.T @ matrix
         singular = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
         return Decision(int((singular > threshold).sum()), float(singular[-1]), threshold)
+
+
+@dataclass(frozen=True)
+class Need(Trigger):
+    r"""Grow while new neurons would learn something that the present ones cannot.
+
+    Would-be neurons with random fan-in and no fan-out are watched over a window of gradient steps: which gradient would
+    their fan-out get, without the part that the present neurons and the bias of the next layer can express? The layer
+    grows if this gradient points in a direction that lasts, that is, if
+
+    .. math:: z = K \frac{\text{squared norm of the mean gradient}}{\text{variance of the gradient}}
+              > \max(1, 3 \sigma_z)
+
+    where K is the number of steps so far and :math:`\sigma_z` the standard error of z without signal (see
+    `neurogenesis.candidates.windows`). It is asked after 1/4, 1/2 and the whole of the window, so a layer with great need
+    grows sooner. It grows by a quarter of z times its size, but at most by its size: the more the need, the more neurons.
+    If the whole window ends without growth, the layer is done until another layer grows.
+
+    Args:
+        window: number of gradient steps in the window. A layer grows while the signal-to-noise ratio of a single step
+            is larger than 1 / window.
+        candidates: number of would-be neurons.
+    """
+
+    window: int = 20
+    candidates: int = 16
+    needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients", "trials"})
+
+    def __post_init__(self) -> None:
+        for name, least in (("window", 8), ("candidates", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}: expected an integer of at least {least}, not {value!r}")
+
+    def __call__(self, layer: Layer) -> Decision:
+        assert layer.seen is not None
+        last = Decision(0, *layer.memory.get("latest", (None, None)))
+        if not layer.has_gradients:
+            return last  # no backward pass has reached the layer
+        saved = layer.memory.pop("window", None)
+        window = None if saved is None else Window.from_state(saved)
+        if window is None or window.shapes != layer.seen.shapes:
+            generator = torch.Generator().manual_seed(layer.now.seed)
+            window = Window(layer.random_fan_in(self.candidates, generator), layer.seen.shapes)
+        checks = {self.window // 4, self.window // 2, self.window}
+        consumer = layer.model.get_submodule(layer.consumer.module)
+        passes = layer.passes_with(window.fan_in)
+        window = window.fitted(consumer, passes, due=window.coefficients is None or window.steps in checks)
+        if window.coefficients is not None:
+            window = window.with_step(consumer, passes)
+        if window.steps not in checks:
+            layer.memory["window"] = window.state()
+            return last
+        z, error = window.statistic()
+        threshold = max(1.0, 3 * error)
+        layer.memory["latest"] = z, threshold
+        if z > threshold:
+            return Decision(max(1, _floor(min(z / 4, 1.0) * layer.size)), z, threshold)
+        if window.steps < self.window:
+            layer.memory["window"] = window.state()
+        return Decision(0, z, threshold, done=window.steps == self.window)
 
 
 Final = int | float | Mapping[str, int | float] | None

@@ -1,207 +1,73 @@
-"""Candidates run alone through the modules between producer and point, if each of these treats neurons separately.
+"""A shortcut for trial runs: candidates alone, through the modules between producer and consumer.
 
-A run of the current model records the chain: the producer, then modules of known kinds, each of which gets the output
-of the one before. Candidates then go through these modules only, a part of the samples at a time. If any other code
-touches the neurons, the chain is not complete.
+A trial run of the whole model costs up to a forward pass. If nothing but a chain of modules lies between producer and
+consumer, the candidates' activations follow from the producer's input and these modules alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
-from ..nn import ReLU
-from ..passes.replay import Hook, Watch
-from ..passes.routes import Route, select_neurons
-from ..structure.axes import named_tensors
+from ..passes.replay import Call, as_called, temporary_attributes
+from ..passes.routes import Route
+from ..structure.tracing import internal_run
 from ..structure.widths import Width
-
-_RECTIFIERS = {ReLU, nn.ReLU}  # computed in place, which saves memory
-_ELEMENTWISE = {
-    *_RECTIFIERS, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
-    nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Identity,
-}  # fmt: skip
-_POOLING = {
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
-}  # fmt: skip
-_BATCH_NORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
-_DROPOUTS = {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout}
-_CONVOLUTIONS: Mapping[type[nn.Module], Any] = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_CHUNK_ENTRIES = 2**20  # outputs of the producer that are computed at a time: 4 MB, which stay in the cache
+from .trials import Trials, apply_weights
 
 
-class Chain:
-    """What one call of the model applies to a producer's output, up to the point of a width.
-
-    Run the model with `watches`. If `complete` is true then, `present` has the activations of the present neurons, and
-    `candidates` computes those of candidates.
+def consumed_by_chain(
+    model: nn.Module, width: Width, route: Route, fan_in: Tensor, H_prev: Tensor, call: Call, seed: int = 0
+) -> Tensor:
+    """Candidates in the consumer's input: `Trials.consumed` for routes with a chain.
 
     Args:
         model: the model.
         width: the width.
-        route: where the width is watched.
+        route: a route with a chain.
+        fan_in: weights of the candidates in the producer, count x per neuron x the rest.
+        H_prev: the producer's input.
+        call: the call of the model that H_prev is from.
+        seed: seed of random operations in the modules.
     """
-
-    def __init__(self, model: nn.Module, width: Width, route: Route):
-        self.model, self.width, self.route = model, width, route
-        self.producer, self.point = (model.get_submodule(axis.module) for axis in (route.producer, route.point))
-        self.complete = False
-        self._present: Tensor | None = None
-        self._inputs: tuple[Tensor, int] | None = None  # of the producer, and their version
-        self._end: tuple[Tensor, int] | None = None  # output of the last module so far, and its version
-        self._entered: str | None = None  # the module that got it
-        self._paths: list[str] = []  # of the modules after the producer
-        self._outputs_per_sample = 1  # of one neuron of the producer
-
-    @staticmethod
-    def possible(model: nn.Module, route: Route) -> bool:
-        """Whether candidates can be run through the producer alone."""
-        module, axis = model.get_submodule(route.producer.module), route.producer
-        if axis.tensor != f"{axis.module}.weight" or axis.axis != 0 or axis.per_neuron != 1 or not _plain(module):
-            return False
-        if isinstance(module, _ConvNd):
-            return type(module) in _CONVOLUTIONS and module.groups == 1 and module.padding_mode == "zeros"
-        return type(module) is nn.Linear
-
-    @property
-    def present(self) -> Tensor:
-        """Activations of the present neurons, samples x neurons x positions."""
-        assert self._present is not None
-        return self._present
-
-    @property
-    def watches(self) -> list[Watch]:
-        route = self.route
-        result = [Watch(self.producer, "input", self._at_input), Watch(self.producer, "output", self._at_output)]
-        for path in route.between if route.side == "input" else {route.point.module} - {route.producer.module}:
-            module = self.model.get_submodule(path)
-            result.append(Watch(module, "input", partial(self._enter, path)))
-            result.append(Watch(module, "output", partial(self._leave, path)))
-        return [*result, Watch(self.point, route.side, self._at_point)]
-
-    def _at_input(self, x: Tensor) -> None:
-        if self._inputs is None:  # of a layer called more than once, the first call counts
-            self._inputs = x, x._version
-
-    def _at_output(self, z: Tensor) -> None:
-        if self._end is None:
-            self._end = z, z._version
-            self._outputs_per_sample = z.numel() // (len(z) * len(self.producer.weight))  # type: ignore[arg-type]
-
-    def _enter(self, path: str, x: Tensor) -> None:
-        self._entered = path if _same(x, self._end) else None
-
-    def _leave(self, path: str, y: Tensor) -> None:
-        if self._entered == path:
-            self._paths.append(path)
-            self._end, self._entered = (y, y._version), None
-
-    def _at_point(self, h: Tensor) -> None:
-        if self._present is None:
-            point, width = self.route.point, self.width
-            self._present = select_neurons(h, self.point, width.positions(point), width.in_order(point))
-            self.complete = _same(h, self._end) and self._inputs_usable and all(map(self._separate, self._paths))
-
-    @property
-    def _images(self) -> bool:
-        return isinstance(self.producer, _ConvNd)
-
-    @property
-    def _inputs_usable(self) -> bool:
-        """Whether the producer's inputs have not been modified in place, and have a batch axis."""
-        assert self._inputs is not None
-        x, version = self._inputs
-        return x._version == version and (x.ndim == self.producer.weight.ndim if self._images else x.ndim >= 2)
-
-    def _separate(self, path: str) -> bool:
-        """Whether a module computes each neuron from that neuron alone, without chance."""
-        assert self._inputs is not None
-        module = self.model.get_submodule(path)
-        if not _plain(module):
-            return False
-        kind = type(module)
-        if kind in _DROPOUTS:
-            return not module.training
-        if kind in _BATCH_NORMS:
-            return self._images or self._inputs[0].ndim == 2
-        if isinstance(module, nn.Flatten):
-            return self._images and (module.start_dim, module.end_dim) == (1, -1)
-        return kind in _ELEMENTWISE or (self._images and kind in _POOLING)
-
-    def candidates(self, fan_in: Tensor, samples: int) -> list[Tensor]:
-        """Activations of candidates on the latest samples, in parts of samples x candidates x positions."""
-        assert self._inputs is not None
-        inputs, count, weight = self._inputs[0], len(fan_in), fan_in.flatten(0, 1)
-        modules = {path: self.model.get_submodule(path) for path in self._paths}
-        norms = {path: self._entries(path, count) for path, own in modules.items() if isinstance(own, _BatchNorm)}
-        if any(_uses_batch(modules[path]) for path in norms):
-            return [self._run(inputs, weight, norms)[-samples:]]
-        size = max(1, _CHUNK_ENTRIES // (count * self._outputs_per_sample))
-        parts = inputs[-samples:].split(size)  # type: ignore[no-untyped-call]
-        return [self._run(part, weight, norms) for part in parts]
-
-    def _entries(self, path: str, count: int) -> dict[str, Tensor]:
-        """Parameters and buffers of a norm for new neurons."""
-        tensors, generator = named_tensors(self.model), torch.Generator().manual_seed(0)
-        axes = [axis for axis in self.width.axes if axis.module == path]
-        return {
-            axis.tensor.rpartition(".")[2]: self.width.new_entries(axis, count, tensors[axis.tensor], generator)
-            for axis in axes
-        }
-
-    def _run(self, x: Tensor, weight: Tensor, norms: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
-        h = self._produce(x, weight)
-        for path in self._paths:
-            module = self.model.get_submodule(path)
-            if type(module) in _RECTIFIERS:
-                h = h.clamp_min_(0)
-            else:
-                h = _normalize(module, h, norms[path]) if isinstance(module, _BatchNorm) else module.forward(h)
-        if self._images:
-            return h.reshape(len(h), len(weight), -1)
-        return h[..., None].movedim(-2, 1).flatten(2)
-
-    def _produce(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The producer's output, without bias."""
-        module = self.producer
-        if not isinstance(module, _ConvNd):
-            return F.linear(x, weight)
-        layout = _CHANNELS_LAST.get(x.ndim) if x.device.type == "cpu" else None
-        if layout is not None:  # in which pooling is several times faster
-            x, weight = x.contiguous(memory_format=layout), weight.contiguous(memory_format=layout)
-        z: Tensor = _CONVOLUTIONS[type(module)](x, weight, None, module.stride, module.padding, module.dilation)
-        return z
+    assert route.chain is not None
+    with internal_run(model), as_called(model, call, seed):
+        x = apply_weights(model.get_submodule(route.producer.module), H_prev, fan_in, route.producer)
+        for path in route.chain:
+            module = model.get_submodule(path)
+            tensors = _tensors_of(module, path, width, len(fan_in))
+            x = torch.func.functional_call(module, tensors, (x,), strict=False) if tensors else module(x)
+    return x.flatten(1) if route.flattened else x
 
 
-def _same(x: Tensor, known: tuple[Tensor, int] | None) -> bool:
-    """Whether a tensor is the known one, and has not been modified since."""
-    return known is not None and x is known[0] and x._version == known[1]
+def _tensors_of(module: nn.Module, path: str, width: Width, count: int) -> dict[str, Tensor]:
+    """Parameters and buffers of a module for `count` new neurons alone; the other ones are copied."""
+    if not module._parameters and not module._buffers:
+        return {}
+    tensors = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    for axis in width.axes:
+        if axis.module == path:
+            name = axis.tensor.rpartition(".")[2]
+            old = getattr(module, name)
+            tensors[name] = width.new_entries(axis, count, old, torch.Generator().manual_seed(0))
+    return tensors
 
 
-def _plain(module: nn.Module) -> bool:
-    """Whether a module computes what its class does: no hooks of others, no replaced method."""
-    groups = module._forward_hooks, module._forward_pre_hooks, _global_forward_hooks, _global_forward_pre_hooks
-    hooks = [hook for group in groups for hook in group.values()]
-    return "forward" not in vars(module) and all(isinstance(hook, Hook) for hook in hooks)
-
-
-def _uses_batch(module: nn.Module) -> bool:
-    """Whether a norm uses the statistics of the batch, which it must see whole."""
-    return module.training or getattr(module, "running_mean", None) is None
-
-
-def _normalize(module: _BatchNorm, x: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
-    batch = _uses_batch(module)
-    mean, variance = (None, None) if batch else (entries["running_mean"], entries["running_var"])
-    return F.batch_norm(x, mean, variance, entries.get("weight"), entries.get("bias"), batch, 0.0, module.eps)
+def verified_chain(model: nn.Module, width: Width, route: Route, call: Call) -> bool:
+    """Whether the chain gives the same as a trial run of the model, in evaluation mode."""
+    if route.chain is None:
+        return False
+    trials = Trials(model, width, route, None)
+    H_prev = trials.producer_input(call)
+    weight = model.get_submodule(route.producer.module).weight
+    assert isinstance(weight, Tensor)
+    rows = weight.detach().movedim(route.producer.axis, 0)
+    generator = torch.Generator().manual_seed(0)
+    fan_in = torch.randn(3, 1, *rows.shape[1:], generator=generator).to(rows) / rows[0].numel() ** 0.5
+    expected = trials.consumed(fan_in, H_prev, call, evaluation=True)
+    try:
+        with temporary_attributes([(module, "training", False) for module in model.modules()]), torch.no_grad():
+            found = consumed_by_chain(model, width, route, fan_in, H_prev, call)
+    except RuntimeError:  # a module needs more than its new neurons
+        return False
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-6)

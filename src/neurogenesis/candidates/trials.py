@@ -16,9 +16,10 @@ from ..passes.buffers import Activations, Buffer
 from ..passes.replay import Call, Watch, replay, replays
 from ..passes.routes import Route, select_neurons
 from ..passes.seen import NotFinite, Pair, check_finite
+from ..structure.axes import Axis
 from ..structure.widths import Width
-from .chains import Chain
 from .grown import grown_tensors
+from .recorded import RecordedChain
 
 Attributes = Sequence[tuple[nn.Module, str, int]]
 
@@ -72,7 +73,7 @@ class Trials:
     @torch.no_grad()
     def in_chains(self, fan_in: Tensor, seed: int) -> tuple[Activations, Activations] | None:
         """Same as `in_model`, but several times faster: candidates run alone; None if they cannot."""
-        if not Chain.possible(self.model, self.route) or any(call.autocast is not None for call in self._calls):
+        if not RecordedChain.possible(self.model, self.route) or any(call.autocast is not None for call in self._calls):
             return None
         H: list[Tensor] = []
         new: list[Tensor] = []
@@ -81,7 +82,7 @@ class Trials:
             for call in reversed(self._calls):
                 if missing <= 0:
                     break
-                chain = Chain(self.model, self.width, self.route)
+                chain = RecordedChain(self.model, self.width, self.route)
                 run(call, chain.watches)
                 if not chain.complete:
                     return None
@@ -115,7 +116,8 @@ class Trials:
             own = Candidates(leaves[0], candidates.bias, candidates.sources)
             (seen,) = self._runs([pair.call], seed, own, H_prev=pair.H_prev, gradients=True)
             with torch.enable_grad():
-                output = self._consume(seen["consumed"].to(leaves[1].dtype), leaves[1])
+                consumer = self.model.get_submodule(self.route.consumer.module)
+                output = apply_weights(consumer, seen["consumed"].to(leaves[1].dtype), leaves[1], self.route.consumer)
             gradients = torch.autograd.grad(output, leaves, pair.D.reshape(output.shape).to(output))
             total = [t + g for t, g in zip(total, gradients, strict=True)]
         check_finite(total, f"gradients of {self.width.name}")
@@ -129,14 +131,17 @@ class Trials:
     def _calls(self) -> Sequence[Call]:
         return () if self.buffer is None else self.buffer.calls
 
-    def _consume(self, inputs: Tensor, fan_out: Tensor) -> Tensor:
-        """Contribution of candidates to the consumer's output; fan_out is count x per neuron x the rest."""
-        axis, module = self.route.consumer, self.model.get_submodule(self.route.consumer.module)
-        weight = fan_out.flatten(0, 1).movedim(0, axis.axis)
-        if isinstance(module, _ConvNd):
-            convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
-            return convolve(inputs, weight, None, module.stride, module.padding, module.dilation)  # type: ignore
-        return F.linear(inputs, weight)
+    def consumed(
+        self, fan_in: Tensor, H_prev: Tensor, call: Call, seed: int = 0, *, evaluation: bool = False
+    ) -> Tensor:
+        """Candidates in the consumer's input, in a run of the model with the producer's input given."""
+        (seen,) = self._runs([call], seed, Candidates(fan_in), H_prev=H_prev, evaluation=evaluation)
+        return seen["consumed"]
+
+    def producer_input(self, call: Call) -> Tensor:
+        """The producer's input in a call of the model, in evaluation mode."""
+        (seen,) = self._runs([call], 0, inputs_and_outputs=True, evaluation=True)
+        return seen["H_prev"]
 
     def _runs(
         self,
@@ -147,6 +152,7 @@ class Trials:
         H_prev: Tensor | None = None,
         inputs_and_outputs: bool = False,
         gradients: bool = False,
+        evaluation: bool = False,
     ) -> list[dict[str, Tensor]]:
         """Run the model up to the consumer, with candidates if given; returns the recorded tensors of each call.
 
@@ -174,7 +180,10 @@ class Trials:
             if H_prev is not None:
                 watches.append(Watch(producer, "input", lambda _: H_prev))
                 watches.append(Watch(consumer, "input", partial(self._at_consumer, seen, consumer, count)))
-            replay(self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
+            replay(
+                self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients,
+                evaluation=evaluation,
+            )  # fmt: skip
             result.append(seen)
         return result
 
@@ -190,6 +199,22 @@ class Trials:
             channel = 1 if isinstance(module, _ConvNd) else -1
             columns = self.width.new_positions(self.route.consumer, count).flatten()
             seen["consumed"] = h.index_select(channel, columns.to(h.device))
+
+
+def apply_weights(module: nn.Module, inputs: Tensor, weights: Tensor, axis: Axis) -> Tensor:
+    """Output of a linear layer or convolution with the weights of some neurons only, and without bias.
+
+    Args:
+        module: the layer.
+        inputs: its inputs; if the axis is that of its inputs, those of the neurons only.
+        weights: weights of the neurons along the axis, count x per neuron x the rest.
+        axis: an axis of the layer's weight.
+    """
+    weight = weights.flatten(0, 1).movedim(0, axis.axis)
+    if isinstance(module, _ConvNd):
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
+        return convolve(inputs, weight, None, module.stride, module.padding, module.dilation)  # type: ignore
+    return F.linear(inputs, weight)
 
 
 def _keep(seen: dict[str, Tensor], key: str, tensor: Tensor) -> None:

@@ -17,9 +17,9 @@ def report(
     runs: Annotated[tuple[Path, ...], Parameter(negative="")],
     *,
     out: Path | None = None,
-    format: Annotated[tuple[Literal["html", "png", "svg", "pdf"], ...], Parameter(negative="")] = ("html",),
+    format: Annotated[tuple[Literal["html", "md", "png", "svg", "pdf"], ...], Parameter(negative="")] = ("html",),
 ) -> int:
-    """Draw figures and tables of runs: as one HTML file that works offline, or as pictures.
+    """Draw figures and tables of runs: as one HTML file that works offline, as pictures, or as Markdown.
 
     Parameters
     ----------
@@ -28,7 +28,8 @@ def report(
     out:
         Directory to write to. By default the first of the given directories that exists.
     format:
-        html for the page; png, svg or pdf for one file per figure. Can be given several times.
+        html for the page; png, svg or pdf for one file per figure; md for tables in Markdown. Can be given
+        several times.
     """
     try:
         from ..report import draw, read

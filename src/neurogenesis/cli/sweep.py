@@ -33,7 +33,7 @@ def sweep(
         from ..experiments.progress import sweep_display
 
     selected, runs = select_runs(study, seeds, epochs, only)
-    reject_unused_data(data, runs)
+    reject_unused_data(data, list(runs.values()))
     out = out or Path("runs") / study
     if workers is None:
         alone = selected.timed or device != "cpu"
@@ -43,7 +43,7 @@ def sweep(
     if dry_run:
         echo(plan(runs, out, workers, threads, device))
         return 0
-    for name in {settings.data for settings in runs}:
+    for name in {settings.data for settings in runs.values()}:
         download(name, data)
     with sweep_display(quiet) as show:
         try:
@@ -54,8 +54,8 @@ def sweep(
             return 130
     if progress.failed:
         echo_error(f"{len(progress.failed)} of {len(runs)} runs failed:")
-        for label, reason in progress.failed.items():
-            echo_error(f"  {out / label}: {reason}")
+        for name, reason in progress.failed.items():
+            echo_error(f"  {out / name}: {reason}")
         return 1
     if not quiet:
         echo(f"all {len(runs)} runs are finished; neurogenesis report {out}")
@@ -67,8 +67,8 @@ sweep.__doc__ = f"""Do all runs of a study, several at a time; finished ones are
 Parameters
 ----------
 study:
-    One of {", ".join(STUDIES)}. Those with VGG-11 and WRN-28, and trigger-cost, need a GPU; their -small
-    variants run on two cores.
+    One of {", ".join(STUDIES)}. Those with VGG-11 and WRN-28, pays and trigger-cost need a GPU; their
+    -small variants run on two cores.
 out:
     Directory of the runs' directories. By default runs/ and the study's name.
 seeds:
@@ -76,7 +76,8 @@ seeds:
 epochs:
     Epochs of every run, instead of the study's.
 only:
-    Do only runs whose names match one of these patterns, such as "north-select*" "gradmax*".
+    Do only runs whose names match one of these patterns, such as "north-select*" "gradmax*". In a study of several
+    presets, names begin with the preset: "mnist/need*".
 workers:
     Number of runs at a time. By default as many as there are cores for, and 1 if times are compared (trigger-cost) or
     runs share a device other than the CPU.

@@ -14,9 +14,9 @@ import neurogenesis as ng
 
 from .data import Data, DataError, generated, load
 from .errors import UsageError, unknown_name
-from .models import VGG11, WRN28, mlp, vgg11, wrn28, xavier
+from .models import VGG11, WRN28, mlp, scaled, vgg11, wrn28, xavier
 from .presets import NAMES, Generated
-from .settings import STATIC, Convolutional, Dense, Settings
+from .settings import SHAPED, STATIC, Convolutional, Dense, Settings
 
 TIES = {"wrn28": [["group1.*"], ["group2.*"], ["group3.*"]]}
 """Widths that grow together, by network."""
@@ -40,11 +40,29 @@ def build_network(settings: Settings, data: Data) -> nn.Module:
     """The untrained network at its initial size."""
     torch.manual_seed(derived_seed(settings.seed, "weights"))
     if isinstance(settings, Dense):
-        hidden = widths_of(settings, settings.size).values()
-        return xavier(mlp(data.train[0].shape[1], *hidden, data.classes))
+        return xavier(mlp(data.train[0].shape[1], *initial_widths(settings).values(), data.classes))
     assert isinstance(settings, Convolutional)
     make = {"vgg11": vgg11, "wrn28": wrn28}[settings.network]
-    return xavier(make(settings.size, data.classes))
+    return xavier(make(classes=data.classes, widths=initial_widths(settings)))
+
+
+def initial_widths(settings: Settings) -> dict[str, int]:
+    """The sizes of all widths at the start."""
+    if settings.strategy != SHAPED:
+        return widths_of(settings, settings.size)
+    if settings.shape is None:
+        raise UsageError(f"--shape-of {settings.shape_of}: give the sizes with --shape")
+    numbers = settings.shape.split("-")
+    names = list(widths_of(settings, 1.0))
+    if len(numbers) == 1:
+        if isinstance(settings, Dense) and "." in settings.shape:
+            raise UsageError(f"--shape: expected a number of neurons, not {settings.shape}")
+        return widths_of(settings, float(settings.shape))
+    if len(numbers) != len(names):
+        raise UsageError(
+            f"--shape {settings.shape}: expected one size, or {len(names)} for {', '.join(names)}, not {len(numbers)}"
+        )
+    return dict(zip(names, map(int, numbers), strict=True))
 
 
 def widths_of(settings: Settings, size: float) -> dict[str, int]:
@@ -53,9 +71,9 @@ def widths_of(settings: Settings, size: float) -> dict[str, int]:
         return {f"hidden{number}": int(size) for number in range(1, settings.hidden + 1)}
     assert isinstance(settings, Convolutional)
     standard = {"vgg11": VGG11, "wrn28": WRN28}[settings.network]
-    widths = {name: round(size * width) for name, width in standard.items()}
+    widths = scaled(standard, size)
     if min(widths.values()) < 1:
-        raise UsageError(f"--initial, --medium or --maximum {size}: a layer would have no channels")
+        raise UsageError(f"--initial, --medium, --maximum or --shape {size}: a layer would have no channels")
     return widths
 
 

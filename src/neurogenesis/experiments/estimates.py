@@ -7,50 +7,56 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from .presets import GROWTH_SETTINGS
 from .settings import Settings
-from .sweep import result_of
+from .sweep import result_of, with_shape
 
 
-def plan(runs: Sequence[Settings], out: Path, workers: int, threads: int, device: str) -> str:
+def plan(runs: Mapping[str, Settings], out: Path, workers: int, threads: int, device: str) -> str:
     """A table of what a sweep would do: each run, whether it is finished, and how long it will take."""
     estimates = estimate(runs, out, threads, device)
-    rows = [(settings.label, _format_range(*estimates.get(settings.label, (0, 0)))) for settings in runs]
-    column = max(len(label) for label, _ in rows)
-    lines = [f"{label:{column}}  {duration or 'finished'}" for label, duration in rows]
+    column = max(map(len, runs))
+    durations = {name: _format_range(*estimates.get(name, (0, 0))) for name in runs}
+    lines = [f"{name:{column}}  {duration or 'finished'}" for name, duration in durations.items()]
     least, most = (sum(times) / workers for times in zip(*estimates.values(), strict=True)) if estimates else (0, 0)
     total = _format_range(least, most) or "nothing to do"
     return "\n".join([*lines, f"{len(estimates)} of {len(runs)} runs to do, {workers} at a time: {total}"])
 
 
-def estimate(runs: Sequence[Settings], out: Path, threads: int, device: str) -> dict[str, tuple[float, float]]:
-    """The least and the most seconds that each unfinished run will take, by label.
+def estimate(runs: Mapping[str, Settings], out: Path, threads: int, device: str) -> dict[str, tuple[float, float]]:
+    """The least and the most seconds that each unfinished run will take, by name.
 
     A run that differs from finished ones only in its seed takes as long as those. For others some steps are timed, with
-    the initial network and with the largest that it may grow to.
+    the initial network and with the largest that it may grow to. A shape that is not grown yet may be any in between.
     """
     startup = _startup_seconds()
-    results = {settings: result_of(settings, out) for settings in runs}
+    results = {name: result_of(with_shape(settings, out / name), out / name) for name, settings in runs.items()}
     known: dict[Settings, list[float]] = {}
-    for settings, result in results.items():
+    for name, result in results.items():
         if result is not None:
-            known.setdefault(replace(settings, seed=1), []).append(result.train_seconds + result.test_seconds)
+            known.setdefault(replace(runs[name], seed=1), []).append(result.train_seconds + result.test_seconds)
     timed: dict[Settings, float] = {}
     estimates = {}
-    for settings, result in results.items():
+    for name, result in results.items():
         if result is not None:
             continue
-        times = known.get(replace(settings, seed=1))
+        times = known.get(replace(runs[name], seed=1))
         if times is None:
-            times = [_seconds(settings, timed, threads, device)]
-            if not settings.static:
-                times.append(_seconds(_largest(settings), timed, threads, device))
-        estimates[settings.label] = min(times) + startup, max(times) + startup
+            settings = with_shape(runs[name], out / name)
+            times = [_seconds(extreme, timed, threads, device) for extreme in _extremes(settings)]
+        estimates[name] = min(times) + startup, max(times) + startup
     return estimates
+
+
+def _extremes(settings: Settings) -> list[Settings]:
+    """The smallest and the largest network of a run, or the only one."""
+    if settings.source is not None and settings.shape is None:
+        return [replace(settings, strategy=size, shape_of=None) for size in ("small", "big")]
+    return [settings] if settings.static else [settings, _largest(settings)]
 
 
 def _startup_seconds() -> float:

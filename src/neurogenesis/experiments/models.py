@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
@@ -14,6 +15,11 @@ VGG11 = {"conv1": 64, "conv2": 128, "conv3": 256, "conv4": 256, "conv5": 512, "c
 WRN28 = {"stem": 16, "group1.0.conv1": 16, "group2.0.conv1": 32, "group3.0.conv1": 64}
 
 
+def scaled(standard: Mapping[str, int], scale: float) -> dict[str, int]:
+    """The sizes of a standard network times a factor."""
+    return {name: round(scale * size) for name, size in standard.items()}
+
+
 def mlp(*sizes: int) -> nn.Sequential:
     """Dense layers `hidden1`, `hidden2`, ..., `output` with ReLUs between them; the first size is that of the input."""
     model = nn.Sequential()
@@ -24,12 +30,11 @@ def mlp(*sizes: int) -> nn.Sequential:
     return model
 
 
-def vgg11(scale: float = 1.0, classes: int = 10) -> nn.Sequential:
-    """VGG-11 without normalization; `scale` multiplies all sizes."""
+def vgg11(scale: float = 1.0, classes: int = 10, widths: Mapping[str, int] | None = None) -> nn.Sequential:
+    """VGG-11 without normalization; `scale` multiplies all sizes, unless `widths` gives them."""
     model = nn.Sequential()
     before = 3
-    for name, standard in VGG11.items():
-        after = round(scale * standard)
+    for name, after in (widths or scaled(VGG11, scale)).items():
         if name == "dense1":
             model.add_module("flatten", nn.Flatten())
         dense = name.startswith("dense")
@@ -59,19 +64,22 @@ class Block(nn.Module):
         return y + (x if self.shortcut is None else self.shortcut(h))
 
 
-def wrn28(scale: float = 1.0, classes: int = 10) -> nn.Sequential:
-    """WRN-28-1: a convolution, three groups of four residual blocks, and a linear layer; `scale` multiplies sizes."""
-    widths = [round(scale * width) for width in WRN28.values()]
+def wrn28(scale: float = 1.0, classes: int = 10, widths: Mapping[str, int] | None = None) -> nn.Sequential:
+    """WRN-28-1: a convolution, three groups of four residual blocks, and a linear layer.
+
+    `scale` multiplies all sizes, unless `widths` gives them.
+    """
+    sizes = list((widths or scaled(WRN28, scale)).values())
     model = nn.Sequential()
-    model.add_module("stem", nn.Conv2d(3, widths[0], 3, 1, 1, bias=False))
-    for number, (before, after) in enumerate(pairwise(widths), 1):
+    model.add_module("stem", nn.Conv2d(3, sizes[0], 3, 1, 1, bias=False))
+    for number, (before, after) in enumerate(pairwise(sizes), 1):
         first = Block(before, after, 2 if number > 1 else 1, first=True)
         model.add_module(f"group{number}", nn.Sequential(first, *(Block(after, after, 1, False) for _ in range(3))))
-    model.add_module("norm", nn.BatchNorm2d(widths[-1]))
+    model.add_module("norm", nn.BatchNorm2d(sizes[-1]))
     model.add_module("relu", ng.nn.ReLU())
     model.add_module("pool", nn.AdaptiveAvgPool2d(1))
     model.add_module("flatten", nn.Flatten())
-    model.add_module("output", nn.Linear(widths[-1], classes))
+    model.add_module("output", nn.Linear(sizes[-1], classes))
     return model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-from .building import build_data, build_strategy, widths_of
+from .building import build_data, build_strategy, initial_widths
 from .environment import current_environment, select_device
 from .errors import UsageError
 from .progress import Display, NoDisplay
@@ -45,7 +45,7 @@ def run(
     # All of this before anything is written.
     torch_device = select_device(device)
     build_strategy(settings, 1)
-    widths_of(settings, settings.sizes["small"])
+    initial_widths(settings)
     if threads is not None and threads < 1:
         raise UsageError(f"--threads: expected a positive number, not {threads}")
     finished = _finished(settings, out)

@@ -5,19 +5,35 @@ The help of an option is the string below it. Nothing here imports torch: the co
 
 # Annotations are evaluated here, not postponed: cyclopts reads those of presets, in whose module names may be missing.
 import math
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from .errors import UsageError
 
 SIZES = {"small": "initial", "medium": "medium", "big": "maximum"}
-"""The setting that gives the size of each static network."""
-STATIC = tuple(SIZES)
+"""The setting that gives the size of each static network with a name."""
+SHAPED = "static"
+"""The static network of any shape."""
+STATIC = (*SIZES, SHAPED)
 PRESET = "preset"
 """The preset's name in settings.json."""
 Schedule = Literal["dynamic", "linear", "batched"]
 Metric = Literal["effective_dimension", "orthogonality"]
 Decay = Literal["none", "cosine"]
+_STRATEGY, _OF_SHAPES = "strategy", ("shape", "shape_of")
+
+
+def _is_shape(text: str) -> bool:
+    """Whether a text is a positive size or several whole ones.
+
+    Example:
+        >>> _is_shape("0.25"), _is_shape("183-275"), _is_shape("16-0.5"), _is_shape("16-0")
+        (True, True, False, False)
+    """
+    numbers = text.split("-")
+    form = r"\d+" if len(numbers) > 1 else r"\d*\.?\d+"
+    return all(re.fullmatch(form, number, re.ASCII) and float(number) > 0 for number in numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +46,8 @@ class Settings:
 
     strategy: str = "north-select"
     """How the network grows: the name of a strategy (north-select, north-pre, north-random, north-weight,
-    north-integrated, gradmax, firefly, nest), or of a static network: small (the initial size), medium or big (the
-    maximum)."""
+    north-integrated, need, gradmax, firefly, nest), or of a static network: small (the initial size), medium, big (the
+    maximum) or static (of any shape)."""
     schedule: Schedule = "dynamic"
     """When the network grows: when the strategy's trigger says so (dynamic), or on a fixed schedule that only uses the
     strategy's initialization and reaches the medium size after 75 % of training, neuron by neuron (linear) or in 8
@@ -75,6 +91,10 @@ class Settings:
     """Size at the end of fixed schedules, and of the medium static network."""
     maximum: float = 2.0
     """Maximum size of the network, and size of the big static one."""
+    shape: str | None = None
+    """Sizes of a static network: one for all layers, or the number of neurons of each layer, such as 183-275."""
+    shape_of: str | None = None
+    """The strategy that grew the shape, for the report."""
 
     def __post_init__(self) -> None:
         unbounded = {"seed", "holdout"}
@@ -89,15 +109,25 @@ class Settings:
             raise UsageError(f"--initial, --medium and --maximum: expected increasing sizes, not {given}")
         if self.static and self.schedule != "dynamic":
             raise UsageError(f"--schedule {self.schedule}: {self.strategy} networks do not grow; choose a strategy")
+        self._check_shape()
+
+    def _check_shape(self) -> None:
+        if self.strategy == SHAPED and self.shape is None and self.shape_of is None:
+            raise UsageError(f"--strategy {SHAPED}: give its sizes with --shape, such as 128 or 183-275")
+        for option, value in (("--shape", self.shape), ("--shape-of", self.shape_of)):
+            if value is not None and self.strategy != SHAPED:
+                raise UsageError(f"{option} has no effect on {self.strategy}: remove it, or choose --strategy {SHAPED}")
+        if self.shape is not None and not _is_shape(self.shape):
+            raise UsageError(f"--shape: expected positive sizes such as 128 or 183-275, not {self.shape!r}")
 
     @property
     def sizes(self) -> dict[str, float]:
-        """The sizes of static networks by name."""
+        """The sizes of static networks that have a name."""
         return {name: getattr(self, setting) for name, setting in SIZES.items()}
 
     @property
     def size(self) -> float:
-        """The size of the network at the start."""
+        """The size of the network at the start, if it has no shape."""
         return self.sizes[self.strategy if self.static else "small"]
 
     @property
@@ -106,23 +136,33 @@ class Settings:
         return self.strategy in STATIC
 
     @property
+    def source(self) -> "Settings | None":
+        """The settings of the run that grew the shape, if there is one."""
+        if self.shape_of is None:
+            return None
+        return replace(self, strategy=self.shape_of, shape=None, shape_of=None)
+
+    @property
     def usual_epochs(self) -> int:
         """The preset's number of epochs."""
         return type(self)().epochs
 
     def record(self) -> dict[str, Any]:
-        """The content of settings.json: the preset's name and all settings."""
-        return {PRESET: self.name, **asdict(self)}
+        """The content of settings.json: the preset's name and all settings; those of a shape only if it has one."""
+        settings = {PRESET: self.name, **asdict(self)}
+        return {name: value for name, value in settings.items() if value is not None or name not in _OF_SHAPES}
 
     @property
     def label(self) -> str:
-        """A short name, unique within the preset: the strategy, settings that are not the default, and the seed."""
-        usual = replace(
-            type(self)(), strategy=self.strategy, schedule=self.schedule, seed=self.seed, epochs=self.usual_epochs
-        )
-        parts = [self.strategy, *([self.schedule] if self.schedule != "dynamic" else [])]
+        """A short name, unique within the preset: the strategy, settings that are not the default, and the seed.
+
+        A shape that was grown is named by its strategy, so that the name is known before the shape is.
+        """
+        usual = replace(type(self)(), schedule=self.schedule, seed=self.seed, epochs=self.usual_epochs)
+        shape = self.shape if self.shape_of is None else f"of-{self.shape_of}"
+        parts = [self.strategy, *([shape] if shape else []), *([self.schedule] if self.schedule != "dynamic" else [])]
         for name, value in asdict(self).items():
-            if value != getattr(usual, name):
+            if name not in (_STRATEGY, *_OF_SHAPES) and value != getattr(usual, name):
                 parts.append(name.replace("_", "-") + ("" if value is True else f"-{value}"))
         return "-".join([*parts, f"seed{self.seed}"])
 

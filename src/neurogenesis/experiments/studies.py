@@ -1,4 +1,4 @@
-"""The studies: sets of runs, one for each figure and table of the paper."""
+"""The studies: sets of runs, one for each figure and table of the paper, and one on whether growing pays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import UsageError, unknown_name
 from .presets import PRESETS
-from .settings import STATIC, Settings
+from .settings import PRESET, SHAPED, SIZES, Decay, Settings
 
 Choices = Mapping[str, Sequence[Any]]
 
@@ -18,15 +18,17 @@ NORTH = ("north-select", "north-pre", "north-random", "north-weight")
 INTEGRATED = "north-integrated"  # on a fixed schedule the same as north-random
 GRADIENT = ("gradmax", "firefly", "nest")
 GROWING = (*NORTH, INTEGRATED, *GRADIENT)
+NEED = "need"
 CONVOLUTIONAL = ("north-select", "north-random", "north-weight", INTEGRATED)  # north-pre supports dense layers only
 
 
 @dataclass(frozen=True)
 class Study:
-    """Combinations of settings of a preset, each with several seeds."""
+    """Combinations of settings of one or several presets, each with several seeds."""
 
     title: str
-    preset: str
+    preset: str | None
+    """The preset of all runs; None if each part says which ones are its."""
     parts: tuple[Choices, ...]
     """Each part stands for all combinations of its values."""
     fixed: Mapping[str, Any]
@@ -37,12 +39,16 @@ class Study:
 
     def runs(self, seeds: Sequence[int] | None = None, epochs: int | None = None) -> Iterator[Settings]:
         """The settings of every run, seed by seed."""
-        preset = PRESETS[self.preset]
-        changed = dict(self.fixed) if epochs is None else {**self.fixed, "epochs": epochs}
+        changed = {PRESET: self.preset, **self.fixed, **({} if epochs is None else {"epochs": epochs})}
         for seed in dict.fromkeys(range(1, self.seeds + 1) if seeds is None else seeds):
             for part in self.parts:
                 for values in product(*part.values()):
-                    yield preset(**changed, **dict(zip(part, values, strict=True)), seed=seed)
+                    chosen = {**changed, **dict(zip(part, values, strict=True)), "seed": seed}
+                    yield PRESETS[chosen.pop(PRESET)](**chosen)
+
+    def name(self, settings: Settings) -> str:
+        """The name of a run, which is also its directory: the label, below the preset if the study has several."""
+        return settings.label if self.preset is not None else f"{settings.name}/{settings.label}"
 
 
 def _small(study: Study, preset: str, **fixed: Any) -> Study:
@@ -55,36 +61,59 @@ _vgg11_cifar10 = Study(
     "vgg11-cifar10",
     (
         {"strategy": ("north-select", "north-random", INTEGRATED), "gamma": (0.9, 0.97, 0.99)},
-        {"strategy": ("north-weight", *STATIC)},
+        {"strategy": ("north-weight", *SIZES)},
     ),
     {},
 )
 _vgg11_cifar100 = Study(
     "VGG-11 on CIFAR-100: accuracy, size and time",
     "vgg11-cifar100",
-    ({"strategy": (*CONVOLUTIONAL, *STATIC)},),
+    ({"strategy": (*CONVOLUTIONAL, *SIZES)},),
     {},
 )
 _wrn28_cifar10 = Study(
     "WRN-28 on CIFAR-10: accuracy, size and time",
     "wrn28-cifar10",
-    ({"strategy": (*CONVOLUTIONAL, "gradmax", *STATIC)},),
+    ({"strategy": (*CONVOLUTIONAL, "gradmax", *SIZES)},),
     {},
 )
 _trigger_cost = Study(
     "Time per mini-batch of VGG-11 on CIFAR-10 in the first epoch",
     "vgg11-cifar10",
-    ({"strategy": (*CONVOLUTIONAL, *GRADIENT, *STATIC)},),
+    ({"strategy": (*CONVOLUTIONAL, *GRADIENT, *SIZES)},),
     {"epochs": 1},
     timed=True,
 )
-_SENSITIVE = ("north-select", "north-random", "north-weight", INTEGRATED, *STATIC)
+
+
+def _pays(
+    preset: str,
+    start: float,
+    sizes: Sequence[float],
+    growing: Sequence[str],
+    rates: Sequence[float],
+    decays: Sequence[Decay] = ("none", "cosine"),
+) -> Iterator[Choices]:
+    """Does growing pay on a preset: need from a tiny start, its shapes from scratch, static networks, strategies."""
+    for rate, decay in product(rates, decays):
+        common = {PRESET: (preset,), "learning_rate": (rate,), "decay": (decay,)}
+        yield {**common, "strategy": (NEED,), "initial": (start,)}
+        yield {**common, "strategy": (SHAPED,), "shape_of": (NEED,), "initial": (start,)}
+        yield {**common, "strategy": (SHAPED,), "shape": [f"{size:g}" for size in sizes]}
+        yield {**common, "strategy": growing}
+
+
+_DIGITS_SIZES, _MNIST_SIZES = (4, 8, 16, 32, 64, 128), (16, 32, 64, 128, 256, 512)
+_DIGITS_RATES, _MNIST_RATES = (3.3e-3, 1e-2, 3e-2), (1e-3, 3e-3, 9e-3)
+_GROWING_CONVOLUTIONAL = (*CONVOLUTIONAL, "gradmax")
+_DENSE_SMALL = ("north-select", "north-random", INTEGRATED, "gradmax")
+_SENSITIVE = ("north-select", "north-random", "north-weight", INTEGRATED, *SIZES)
 
 STUDIES: dict[str, Study] = {
     "digits": Study(
         "All strategies on scikit-learn's digits",
         "digits",
-        ({"strategy": (*GROWING, *STATIC)},),
+        ({"strategy": (*GROWING, *SIZES)},),
         {},
     ),
     "generated": Study(
@@ -96,7 +125,7 @@ STUDIES: dict[str, Study] = {
     "mnist-dynamic": Study(
         "MNIST, growth when triggers say so",
         "mnist",
-        ({"strategy": (*GROWING, *STATIC)}, {"strategy": ("north-select",), "least": (True,)}),
+        ({"strategy": (*GROWING, *SIZES)}, {"strategy": ("north-select",), "least": (True,)}),
         {},
     ),
     "mnist-preset": Study(
@@ -145,6 +174,29 @@ STUDIES: dict[str, Study] = {
     "vgg11-cifar100-small": _small(_vgg11_cifar100, "vgg11-cifar100-small"),
     "wrn28-cifar10": _wrn28_cifar10,
     "wrn28-cifar10-small": _small(_wrn28_cifar10, "wrn28-cifar10-small"),
+    "pays": Study(
+        "Does growing pay?",
+        None,
+        (
+            *_pays("digits", 4, _DIGITS_SIZES, GROWING, _DIGITS_RATES),
+            *_pays("mnist", 8, _MNIST_SIZES, GROWING, _MNIST_RATES),
+            *_pays("vgg11-cifar10", 1 / 16, (1 / 8, 1 / 4, 1 / 2, 1, 2), _GROWING_CONVOLUTIONAL, (1e-4, 3e-4, 9e-4)),
+            *_pays("wrn28-cifar10", 1 / 4, (1 / 4, 1 / 2, 1, 2, 4), _GROWING_CONVOLUTIONAL, (1e-3, 3e-3, 9e-3)),
+        ),
+        {},
+    ),
+    "pays-small": Study(
+        "Does growing pay? Small variant",
+        None,
+        (
+            *_pays("digits", 4, _DIGITS_SIZES, _DENSE_SMALL, _DIGITS_RATES),
+            *_pays("mnist", 8, _MNIST_SIZES, _DENSE_SMALL, _MNIST_RATES),
+            *_pays("vgg11-cifar10-small", 1 / 16, (1 / 16, 1 / 8, 1 / 4), ("north-random",), (3e-4,), ("cosine",)),
+            *_pays("wrn28-cifar10-small", 1 / 8, (1 / 8, 1 / 4, 1 / 2), ("north-random",), (3e-3,), ("cosine",)),
+        ),
+        {},
+        seeds=3,
+    ),
     "trigger-cost": _trigger_cost,
     "trigger-cost-small": _small(_trigger_cost, "vgg11-cifar10-small", epochs=1, images=2560),
 }
@@ -152,17 +204,14 @@ STUDIES: dict[str, Study] = {
 
 def select_runs(
     name: str, seeds: Sequence[int] | None = None, epochs: int | None = None, only: Sequence[str] = ("*",)
-) -> tuple[Study, list[Settings]]:
-    """A study by name, and its runs whose labels match one of the patterns."""
+) -> tuple[Study, dict[str, Settings]]:
+    """A study by name, and those of its runs, by name, whose names match one of the patterns."""
     if name not in STUDIES:
         raise unknown_name("study", name, STUDIES)
     study = STUDIES[name]
-    runs = [
-        settings
-        for settings in study.runs(seeds, epochs)
-        if any(fnmatchcase(settings.label, pattern) for pattern in only)
-    ]
+    named = {study.name(settings): settings for settings in study.runs(seeds, epochs)}
+    runs = {name: settings for name, settings in named.items() if any(fnmatchcase(name, pattern) for pattern in only)}
     if not runs:
-        example = next(study.runs()).label
+        example = next(iter(named))
         raise UsageError(f"--only {' '.join(only)!r} matches no run of {name}; an example of a name is {example!r}")
     return study, runs

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
+from .building import widths_of
 from .errors import UsageError
 from .files import damaged, read_json, write_json, writing_to
 from .parsing import INVALID, parse, to_json
@@ -19,7 +21,7 @@ from .record import FAILURE_FILE, LOCK_FILE, SETTINGS_FILE, STUDY_FILE, Result, 
 from .run_directory import read_result
 from .settings import Settings
 from .signals import sigterm_as_ctrl_c
-from .workers import failure_reason, start_worker, worker_context
+from .workers import failure_reason, start_worker, worker_context, write_failure
 
 
 def cores() -> int:
@@ -35,7 +37,7 @@ def check_workers(workers: int, threads: int) -> None:
         raise UsageError(f"--workers {workers} times --threads {threads} is more than the {cores()} available cores")
 
 
-def record_study(out: Path, name: str, title: str, runs: Sequence[Settings]) -> None:
+def record_study(out: Path, name: str, title: str, runs: Mapping[str, Settings]) -> None:
     """Add the runs to study.json, so that a report knows which ones are missing; UsageError if it is another study."""
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -48,7 +50,7 @@ def record_study(out: Path, name: str, title: str, runs: Sequence[Settings]) -> 
             raise damaged(path, f"is not the record of a study ({type(error).__name__}: {error})") from None
         if present.study != name:
             raise UsageError(f"{out} holds the study {present.study}: choose another --out, or delete it")
-        records = {settings.label: settings.record() for settings in runs}
+        records = {label: settings.record() for label, settings in runs.items()}
         changed = [label for label, record in records.items() if present.runs.get(label, record) != record]
         if changed:
             raise UsageError(f"{out} has {changed[0]} with other settings: choose another --out, or delete it")
@@ -56,9 +58,8 @@ def record_study(out: Path, name: str, title: str, runs: Sequence[Settings]) -> 
         write_json(path, to_json(updated))
 
 
-def result_of(settings: Settings, out: Path) -> Result | None:
+def result_of(settings: Settings, directory: Path) -> Result | None:
     """The result of a finished run with exactly these settings; if the record is damaged, the run itself will fail."""
-    directory = out / settings.label
     try:
         result = read_result(directory)
         same = result is not None and read_json(directory / SETTINGS_FILE) == settings.record()
@@ -67,8 +68,18 @@ def result_of(settings: Settings, out: Path) -> Result | None:
     return result if same else None
 
 
+def with_shape(settings: Settings, directory: Path) -> Settings:
+    """Settings of a shape that the run next to it grew, with its sizes; unchanged if that run is not finished."""
+    source = settings.source
+    grown = None if source is None else result_of(source, directory.with_name(source.label))
+    if grown is None:
+        return settings
+    sizes = [grown.widths[width] for width in widths_of(settings, 1.0)]
+    return replace(settings, shape="-".join(map(str, sizes)))
+
+
 def sweep(
-    runs: Sequence[Settings],
+    runs: Mapping[str, Settings],
     out: Path,
     *,
     workers: int,
@@ -77,10 +88,12 @@ def sweep(
     device: str = "cpu",
     show: Callable[[SweepProgress], None] = lambda progress: None,
 ) -> SweepProgress:
-    """Run everything that is not finished, each run in a directory named by its label. Failures do not stop the others.
+    """Run everything that is not finished, each run in the directory of its name. Failures do not stop the others.
+
+    A run of a shape that another one grows waits for it.
 
     Args:
-        runs: the settings of each run.
+        runs: the settings of each run, by name.
         out: the directory of the runs' directories.
         workers: number of runs at a time.
         threads: number of threads of each run.
@@ -89,32 +102,63 @@ def sweep(
         show: called whenever a run starts or ends.
     """
     check_workers(workers, threads)
-    finished = [settings for settings in runs if result_of(settings, out) is not None]
-    waiting = [settings for settings in runs if settings not in finished]
-    progress = SweepProgress(len(runs), finished=[settings.label for settings in finished])
+    finished = [name for name, settings in runs.items() if result_of(with_shape(settings, out / name), out / name)]
+    waiting = [name for name in runs if name not in finished]
+    progress = SweepProgress(len(runs), finished=finished)
     show(progress)
     context = worker_context()
     active: dict[BaseProcess, str] = {}
     with sigterm_as_ctrl_c(), _terminating(active):
         while waiting or active:
-            while waiting and len(active) < workers:
-                settings = waiting.pop(0)
-                (out / settings.label / FAILURE_FILE).unlink(missing_ok=True)
-                process = start_worker(context, settings, out / settings.label, root, device, threads)
-                active[process] = settings.label
-                progress.running.append(settings.label)
-                show(progress)
-            wait([process.sentinel for process in active])
-            for process in [process for process in active if not process.is_alive()]:
-                label = active.pop(process)
-                process.join()
-                progress.running.remove(label)
-                if process.exitcode == 0:
-                    progress.finished.append(label)
+            while len(active) < workers and (name := _next(waiting, runs, progress.running)) is not None:
+                waiting.remove(name)
+                settings = with_shape(runs[name], out / name)
+                if settings.source is not None and settings.shape is None:
+                    progress.failed[name] = _not_run(name, settings, out, progress)
                 else:
-                    progress.failed[label] = failure_reason(out / label, process.exitcode or 0)
+                    (out / name / FAILURE_FILE).unlink(missing_ok=True)
+                    process = start_worker(context, settings, out / name, root, device, threads)
+                    active[process] = name
+                    progress.running.append(name)
+                show(progress)
+            for process in _wait_for_any(active):
+                name = active.pop(process)
+                process.join()
+                progress.running.remove(name)
+                if process.exitcode == 0:
+                    progress.finished.append(name)
+                else:
+                    progress.failed[name] = failure_reason(out / name, process.exitcode or 0)
                 show(progress)
     return progress
+
+
+def _wait_for_any(active: Collection[BaseProcess]) -> list[BaseProcess]:
+    """Wait until one of the processes ends; those that have ended."""
+    if active:  # waiting for nothing would take forever
+        wait([process.sentinel for process in active])
+    return [process for process in active if not process.is_alive()]
+
+
+def _next(waiting: Sequence[str], runs: Mapping[str, Settings], running: Sequence[str]) -> str | None:
+    """The first run that does not wait for the shape of another one."""
+    ahead = {*waiting, *running}
+    return next((name for name in waiting if _source_name(name, runs[name]) not in ahead), None)
+
+
+def _source_name(name: str, settings: Settings) -> str | None:
+    """The name of the run that grows the shape of a run."""
+    return None if settings.source is None else PurePosixPath(name).with_name(settings.source.label).as_posix()
+
+
+def _not_run(name: str, settings: Settings, out: Path, progress: SweepProgress) -> str:
+    """Why a run of a shape was not started; also written to its directory."""
+    source = _source_name(name, settings)
+    assert source is not None
+    why = f"failed: {progress.failed[source]}" if source in progress.failed else "is not finished"
+    with writing_to(out / name):
+        (out / name).mkdir(parents=True, exist_ok=True)
+    return write_failure(out / name, f"not run: it needs the final shape of {source}, which {why}")
 
 
 @contextmanager

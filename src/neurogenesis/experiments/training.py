@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 
-from .building import TIES, build_network, build_strategy, derived_seed, widths_of
+from .building import TIES, build_network, build_strategy, derived_seed, initial_widths, widths_of
 from .data import Data
 from .errors import UsageError
 from .progress import Display
@@ -73,7 +73,7 @@ def start_training(settings: Settings, data: Data, device: torch.device) -> Trai
     if settings.decay == "cosine":
         decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     grower = None if settings.static else _grower(settings, model, optimizer, data, device, steps)
-    training = Training(model, optimizer, decay, grower, widths_of(settings, settings.size))
+    training = Training(model, optimizer, decay, grower, initial_widths(settings))
     training.update_sizes()
     return training
 

@@ -102,9 +102,14 @@ def failure_reason(directory: Path, code: int) -> str:
             return reason
     else:
         reason = f"killed by {signal.Signals(-code).name}"
+    return write_failure(directory, reason)
+
+
+def write_failure(directory: Path, reason: str) -> str:
+    """Write why a run failed to its directory, unless another process is writing to it; the reason."""
     try:
         with FileLock(directory / LOCK_FILE, timeout=0):
-            replace_file(failure, lambda path: path.write_text(reason + "\n", "utf-8"))
+            replace_file(directory / FAILURE_FILE, lambda path: path.write_text(reason + "\n", "utf-8"))
     except Timeout:  # another process is writing to it
         pass
     except OSError as error:

@@ -46,7 +46,7 @@ def plan_growth(
     with ordinary_tensors():
         with torch.enable_grad():  # probes of the layer run backward
             layer = _make_layer(model, found, strategy, example, source)
-        layer.now = replace(layer.now, fan_ins=fan_ins)
+        layer.now = replace(layer.now, find_fan_ins=lambda: fan_ins)
         with torch.no_grad():
             neurons = strategy.initialization(layer, count, source)
     if not isinstance(neurons, Neurons):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -265,7 +266,7 @@ class Grower:
                     f"{layer.name}: this strategy evaluates the loss again: call grower.step(closure) with a function "
                     "that runs the model and returns the loss"
                 )
-            layer.now = replace(layer.now, step=self.steps)
+            layer.now = StepContext(self.steps, self._seed_at(layer), partial(self._fan_ins, layer))
             try:
                 decision = self.strategy.trigger(layer)
             except NotFinite as error:
@@ -288,7 +289,10 @@ class Grower:
         trigger = self.strategy.trigger
         for layer, decision in decided:
             waits = decision.metric is None and "activations" in trigger.needs  # for more samples
-            self._schedule.record_look(layer.name, self.steps, trigger.patient and not waits, layer.name in grown)
+            patient = trigger.patient and not waits
+            self._schedule.record_look(layer.name, self.steps, patient, layer.name in grown, decision.done)
+        if grown:
+            self._schedule.reopen()
         return events
 
     def _warn_about_samples(self, asked: Sequence[Layer]) -> None:
@@ -333,7 +337,7 @@ class Grower:
                 layer.now = StepContext(
                     self.steps,
                     int(torch.randint(2**31, (1,), generator=self.generator)),
-                    self._fan_ins(layer),
+                    partial(self._fan_ins, layer),
                     None if closure is None else loss_with(self.model, layer.width, closure, self.generator),
                 )
                 try:
@@ -348,6 +352,10 @@ class Grower:
             return self._apply(additions, time.perf_counter() - started)
         finally:
             self._taps.muted = False
+
+    def _seed_at(self, layer: Layer) -> int:
+        """A seed for a layer's trigger at this step; it takes nothing from the random numbers of growth."""
+        return zlib.crc32(f"{self.generator.initial_seed()} {layer.name} {self.steps}".encode())
 
     def _fan_ins(self, layer: Layer) -> Mapping[str, FanIn]:
         return fan_ins_of(self.model, layer.width, layer.initial, self.optimizers) if self.margin else {}
@@ -425,7 +433,7 @@ class Grower:
             saved = state["layers"][layer.name]
             layer.initial = saved["initial"]
             layer.memory = dict(saved["memory"])
-            self._schedule.load(layer.name, saved["next_look"], saved["quiet"])
+            self._schedule.load(layer.name, saved)
         if self._widths is not None:
             set_maximum_sizes(self._layers or (), self._widths, self.max_width, self.round_to)
         untrained = state["untrained"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 
 from ..defaults import MAX_INTERVAL
 
@@ -12,6 +12,7 @@ from ..defaults import MAX_INTERVAL
 class _LookState:
     next_look: int = 1  # the gradient step of the next look
     quiet: int = 0  # number of consecutive looks without growth
+    done: bool = False  # whether no look is needed unless another width grows
 
 
 class Schedule:
@@ -30,18 +31,29 @@ class Schedule:
 
     def due(self, step: int) -> frozenset[str]:
         """Names of the widths to look at after a gradient step."""
-        if self.every is not None:
-            return frozenset(self._states) if (step - 1) % self.every == 0 else frozenset()
-        return frozenset(name for name, state in self._states.items() if step >= state.next_look)
+        if self.every is not None and (step - 1) % self.every:
+            return frozenset()
+        return frozenset(
+            name
+            for name, state in self._states.items()
+            if not state.done and (self.every is not None or step >= state.next_look)
+        )
 
-    def record_look(self, name: str, step: int, patient: bool, grown: bool) -> None:
+    def record_look(self, name: str, step: int, patient: bool, grown: bool, done: bool = False) -> None:
         """Set the next look at a width; if its trigger is patient, each look without growth delays it further."""
         state = self._states[name]
         state.quiet = state.quiet + 1 if patient and not grown else 0
         state.next_look = step + min(max(state.quiet, 1), MAX_INTERVAL)
+        state.done = done
+
+    def reopen(self) -> None:
+        """Look again at the widths that are done."""
+        for state in self._states.values():
+            state.done = False
 
     def state(self, name: str) -> dict[str, int]:
-        return {"next_look": self._states[name].next_look, "quiet": self._states[name].quiet}
+        return asdict(self._states[name])
 
-    def load(self, name: str, next_look: int, quiet: int) -> None:
-        self._states[name] = _LookState(next_look, quiet)
+    def load(self, name: str, saved: Mapping[str, int]) -> None:
+        names = [field.name for field in fields(_LookState)]
+        self._states[name] = _LookState(**{name: saved[name] for name in names if name in saved})

@@ -9,7 +9,7 @@ from typing import ClassVar, get_args
 import torch
 from torch import Tensor
 
-from ..layer import Layer, Need, stable_repr
+from ..layer import Layer, Requirement, stable_repr
 from ..structure.axes import Axis
 
 
@@ -45,11 +45,11 @@ class Initialization:
         ...         return ng.Neurons(count, {(layer.producer.tensor, 0): layer.values(layer.producer, ones)})
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset()
+    needs: ClassVar[frozenset[Requirement]] = frozenset()
     changes_present_neurons: ClassVar[bool] = False
 
     @property
-    def uses(self) -> frozenset[Need]:
+    def uses(self) -> frozenset[Requirement]:
         """What the initialization may use; `needs` by default."""
         return self.needs
 
@@ -79,8 +79,8 @@ class _FunctionInitialization(Initialization):
         self.function = function
 
     @property
-    def uses(self) -> frozenset[Need]:
-        return frozenset(get_args(Need))
+    def uses(self) -> frozenset[Requirement]:
+        return frozenset(get_args(Requirement))
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         return self.function(layer, count, generator)

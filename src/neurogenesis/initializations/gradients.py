@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..candidates.probes import run_probe
-from ..layer import Layer, Need, scaled_like
+from ..layer import Layer, Requirement, scaled_like
 from .base import Initialization, Neurons, candidate_count, parameter_values
 
 
@@ -25,7 +25,7 @@ class GradMax(Initialization):
     Reference: Evci et al., "GradMax: Growing Neural Networks using Gradient Information" (ICLR 2022).
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"gradients"})
+    needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients"})
 
     def check(self, layer: Layer) -> None:
         assert layer.route is not None
@@ -135,7 +135,7 @@ class Firefly(Initialization):
 
     noise: float = 1e-4
     candidates: int | None = None
-    needs: ClassVar[frozenset[Need]] = frozenset({"gradients", "trials"})
+    needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients", "trials"})
     changes_present_neurons: ClassVar[bool] = True
 
     def check(self, layer: Layer) -> None:
@@ -228,7 +228,7 @@ class NeST(Initialization):
 
     part: float = 0.4
     candidates: int | None = None
-    needs: ClassVar[frozenset[Need]] = frozenset({"gradients"})
+    needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients"})
 
     def needs_loss(self, layer: Layer) -> bool:
         """Return whether it evaluates the loss again, as it does for convolutions."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import metrics
-from ..layer import Layer, Need, scaled_like
+from ..layer import Layer, Requirement, scaled_like
 from ..metrics import Metric
 from ..passes.seen import NotFinite
 from .base import Initialization, Neurons, candidate_count, parameter_values
@@ -38,7 +38,7 @@ class Select(Initialization):
     candidates: int | None = None
     eps: float = 0.01
     least: bool = False
-    needs: ClassVar[frozenset[Need]] = frozenset({"activations", "trials"})
+    needs: ClassVar[frozenset[Requirement]] = frozenset({"activations", "trials"})
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         fan_in = layer.random_fan_in(candidate_count(self.candidates, layer) + count, generator)

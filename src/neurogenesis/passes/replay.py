@@ -144,14 +144,29 @@ def replays(
                 else:
                     model(*call.args, **call.kwargs)
 
-    cuda = [device.index for device in devices if device.type == "cuda"]
     with (
         internal_run(model),
-        _temporary_attributes(attributes),
-        torch.random.fork_rng(devices=cuda),
+        temporary_attributes(attributes),
+        torch.random.fork_rng(devices=_cuda(devices)),
         torch.compiler.set_stance("force_eager"),
     ):
         yield run
+
+
+@contextmanager
+def as_called(model: nn.Module, call: Call, seed: int) -> Iterator[None]:
+    """Set the autocast mode of a call, and a seed; torch's random state is restored afterwards."""
+    devices = {tensor.device for tensor in model.parameters()}
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=_cuda(devices)))
+        if call.autocast is not None:
+            stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
+        _seed(devices, seed)
+        yield
+
+
+def _cuda(devices: Iterable[torch.device]) -> list[int]:
+    return [device.index for device in devices if device.type == "cuda"]
 
 
 def _seed(devices: Iterable[torch.device], seed: int) -> None:
@@ -201,7 +216,7 @@ def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | N
 
 
 @contextmanager
-def _temporary_attributes(values: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
+def temporary_attributes(values: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
     """Set attributes of modules inside the context and restore them afterwards."""
     before = [(module, name, getattr(module, name)) for module, name, _ in values]
     try:

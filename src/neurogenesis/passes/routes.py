@@ -32,6 +32,8 @@ class Route:
     between: tuple[str, ...]  # paths of the modules that run between producer and consumer
     later: frozenset[str]  # paths of the consumer and the modules that run after it
     called: frozenset[str]  # paths of all modules that run
+    chain: tuple[str, ...] | None = None  # paths of the modules from producer to consumer, if nothing else is between
+    flattened: bool = False  # whether the output of the chain is flattened before it reaches the consumer
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
         """Activations of the width's neurons at the point, samples x neurons x positions."""
@@ -116,12 +118,32 @@ def _find_route(
         path for path, number in first_call.items() if start < number < stop and not _has_children(path, modules)
     )
     later = frozenset(path for path, number in first_call.items() if number >= stop)
-    route = Route(producer, consumer, consumer, "input", between, later, frozenset(first_call))
+    chain, flattened = _chain(order[start : stop + 1], modules)
+    route = Route(producer, consumer, consumer, "input", between, later, frozenset(first_call), chain, flattened)
     others = [a for a in producers[1:] if first_call[a.module] < stop]
     grouped_consumer = getattr(modules[consumer.module], "groups", 1) > 1
     if grouped_consumer or (others and _is_added(model, width, route, modules, others, call)):
         return _branch_end(width, route, modules, order[start:stop])
     return route
+
+
+def _chain(
+    order: Sequence[tuple[str, Tensor, Tensor]], modules: Mapping[str, nn.Module]
+) -> tuple[tuple[str, ...] | None, bool]:
+    """Paths of the modules that each get the output of the one before, from the first call to the last.
+
+    None if there is anything else between them, except that the last may get a flattened output, which is the second
+    value.
+    """
+    paths: list[str] = []
+    end = order[0][2]
+    for path, given, output in order[1:-1]:
+        if given is end and not _has_children(path, modules):
+            paths.append(path)
+            end = output
+    last = order[-1][1]
+    flattened = last.ndim == 2 and last.data_ptr() == end.data_ptr() and last.numel() == end.numel()
+    return (tuple(paths) if last is end or flattened else None), last is not end
 
 
 def _is_weight(model: nn.Module, tensor: str) -> bool:

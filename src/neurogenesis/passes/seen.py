@@ -34,13 +34,19 @@ def check_finite(tensors: Iterable[Tensor], what: str) -> None:
 
 
 class Pair(NamedTuple):
-    """The producer's input and the gradient of the loss at the consumer's output in one pass."""
+    """The inputs of producer and consumer and the gradient of the loss at the consumer's output in one pass."""
 
     call: Call
     H_prev: Tensor
+    H: Tensor
     D: Tensor
-    version: int  # version of H_prev, which the model may modify in place
+    versions: tuple[int, int]  # versions of H_prev and H, which the model may modify in place
     shapes: Shapes
+
+    @property
+    def intact(self) -> bool:
+        """Whether the inputs have not been modified since they were recorded."""
+        return (self.H_prev._version, self.H._version) == self.versions
 
 
 class Seen:
@@ -56,8 +62,8 @@ class Seen:
         self.pairs: list[Pair] = []
         self.gradient_norms: dict[str, Tensor] = {}
 
-    def add(self, call: Call, H_prev: Tensor, D: Tensor) -> None:
-        self.pairs.append(Pair(call, H_prev, D, H_prev._version, self.shapes))
+    def add(self, call: Call, H_prev: Tensor, H: Tensor, D: Tensor) -> None:
+        self.pairs.append(Pair(call, H_prev, H, D, (H_prev._version, H._version), self.shapes))
 
     def add_gradient(self, role: str, axis: Axis, gradient: Tensor) -> None:
         self.gradient_norms[role] = self.width.norms(axis, gradient)
@@ -73,7 +79,7 @@ class Seen:
         if not self.pairs:
             return False
         shapes = self.shapes
-        stale = any(pair.shapes != shapes or pair.H_prev._version != pair.version for pair in self.pairs)
+        stale = any(pair.shapes != shapes or not pair.intact for pair in self.pairs)
         if stale:
             self.clear()
         return stale

@@ -42,7 +42,7 @@ class Taps:
         self._watched: Sequence[Seen] = ()
         self.stepped_since_backward = False  # whether the optimizer has stepped since the last backward pass
         self._tapped: set[tuple[str, str]] = set()
-        self._inputs: dict[str, Tensor] = {}
+        self._inputs: dict[tuple[str, str], Tensor] = {}
         self._handles: list[Any] = [
             model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(Hook(self._after_forward), always_call=True),
@@ -54,7 +54,8 @@ class Taps:
         for seen in widths:
             route = seen.route
             producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
-            self._tap(seen, "H_prev", producer, "input", partial(self._on_input, seen))
+            self._tap(seen, "H_prev", producer, "input", partial(self._on_input, seen, "H_prev"))
+            self._tap(seen, "H", consumer, "input", partial(self._on_input, seen, "H"))
             self._tap(seen, "output", consumer, "output", partial(self._on_output, seen))
             for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")):
                 self._tap_gradient(seen, axis, role)
@@ -131,12 +132,14 @@ class Taps:
     def _on_backward(self, gradient: Tensor) -> None:
         self.backward_passes += 1
 
-    def _on_input(self, seen: Seen, tensor: Tensor) -> None:
-        self._inputs[seen.width.name] = tensor.detach().clone() if self.buffer.inputs_overwritten else tensor.detach()
+    def _on_input(self, seen: Seen, what: str, tensor: Tensor) -> None:
+        kept = tensor.detach().clone() if self.buffer.inputs_overwritten else tensor.detach()
+        self._inputs[seen.width.name, what] = kept
 
     def _on_output(self, seen: Seen, tensor: Tensor) -> None:
-        H_prev, call = self._inputs.pop(seen.width.name, None), self._call
-        if H_prev is None or call is None or not tensor.requires_grad:
+        H_prev, H = (self._inputs.pop((seen.width.name, what), None) for what in ("H_prev", "H"))
+        call = self._call
+        if H_prev is None or H is None or call is None or not tensor.requires_grad:
             return
 
         def arrived(gradient: Tensor) -> None:
@@ -146,7 +149,7 @@ class Taps:
                 self.stepped_since_backward = False
                 for each in self._watched:
                     each.pairs.clear()
-            seen.add(call, H_prev, gradient.detach())
+            seen.add(call, H_prev, H, gradient.detach())
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
 

@@ -1,4 +1,4 @@
-"""Reports of runs: an HTML page that works offline, or a picture of each figure.
+"""Reports of runs: an HTML page that works offline, a picture of each figure, or tables in Markdown.
 
 A report is made from the records on disk alone, in these steps:
 
@@ -6,10 +6,13 @@ A report is made from the records on disk alone, in these steps:
 `reading`       finds the records and reads them into the classes of `runs`
 `steps`         summarizes the gradient steps of a run
 `sections`      groups the runs of a study by configuration
+`pays`          compares grown networks with static ones of several sizes
 `tables`        tables of a section
+`pays_tables`   tables of such a comparison
 `figures`       figures of a section, a module for each kind
 `page`          the HTML page, with `page.css` and `page.js`
 `pictures`      figures as PNG, SVG or PDF files
+`markdown`      tables as Markdown
 `names`         names of strategies and settings in print
 `numbers`       numbers in print
 `statistics`    means, standard deviations, ellipses
@@ -23,13 +26,15 @@ from pathlib import Path
 
 from ..experiments.errors import UsageError
 from ..experiments.files import replace_file
-from .figures import Palette, figures
+from .figures import Figure, Palette, against_static, figures
+from .markdown import markdown
 from .names import slug, strategy_name
-from .page import make_page
+from .page import make_page, tables_of
+from .pays import Comparison, make_comparison
 from .pictures import FORMATS, save
 from .reading import read
 from .runs import Found, Skipped
-from .sections import make_section
+from .sections import Section, make_section
 
 __all__ = ["Found", "Skipped", "draw", "read", "write"]
 
@@ -39,8 +44,8 @@ def write(paths: Sequence[Path], out: Path, formats: Sequence[str] = ("html",)) 
 
     Args:
         paths: directories of runs or sweeps, or any directories above them.
-        out: the directory for `report.html`, or for a file per figure; created if it does not exist.
-        formats: of "html", "png", "svg" and "pdf".
+        out: the directory for `report.html`, or for a file per figure or section; created if it does not exist.
+        formats: of "html", "md", "png", "svg" and "pdf".
     """
     return draw(read(paths), out, formats)
 
@@ -48,11 +53,17 @@ def write(paths: Sequence[Path], out: Path, formats: Sequence[str] = ("html",)) 
 def draw(found: Found, out: Path, formats: Sequence[str] = ("html",)) -> list[Path]:
     """Write the report of runs that have been read."""
     for form in formats:
-        if form not in ("html", *FORMATS):
-            raise UsageError(f"unknown format {form!r}: choose html, {', '.join(FORMATS)}")
+        if form not in ("html", "md", *FORMATS):
+            raise UsageError(f"unknown format {form!r}: choose html, md, {', '.join(FORMATS)}")
     palette = Palette.of(strategy_name(run.settings) for run in found.runs)
-    sections = [make_section(study, name) for study, name in zip(found.studies, _unique_names(found), strict=True)]
-    drawn = [(section, figures(section, palette)) for section in sections]
+    drawn: list[tuple[Section | Comparison, list[Figure]]] = []
+    for study, name in zip(found.studies, _unique_names(found), strict=True):
+        if study.against_static:
+            comparison = make_comparison(study, name)
+            drawn.append((comparison, against_static(comparison, palette)))
+        else:
+            section = make_section(study, name)
+            drawn.append((section, figures(section, palette)))
     written = []
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -60,6 +71,11 @@ def draw(found: Found, out: Path, formats: Sequence[str] = ("html",)) -> list[Pa
             text = make_page(found, drawn, palette)
             replace_file(out / "report.html", lambda path: path.write_text(text, encoding="utf-8"))
             written.append(out / "report.html")
+        if "md" in formats:
+            for part, _ in drawn:
+                written.append(out / f"{part.name}.md")
+                text = markdown(tables_of(part))
+                replace_file(written[-1], lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
         static = [form for form in FORMATS if form in formats]
         if static:
             written += [path for _, some in drawn for figure in some for path in save(figure, out, static)]

@@ -9,42 +9,68 @@ from typing import Any
 from ..experiments.presets import NAMES
 from ..experiments.record import RecordedSettings
 from ..experiments.settings import STATIC
-from ..experiments.studies import GROWING
+from ..experiments.studies import GROWING, NEED
 
 _ABLATION = f"north-select-{NAMES.least}"
-STRATEGY_ORDER = ("north-select", _ABLATION, *(name for name in GROWING if name != "north-select"))
+STRATEGY_ORDER = ("north-select", _ABLATION, *(name for name in GROWING if name != "north-select"), NEED)
+_SHAPE, _FROM_SCRATCH = "'s shape", " from scratch"
 _DISPLAYED = {
     _ABLATION: "NORTH-Select, least",
-    "gradmax": "GradMax", "firefly": "Firefly", "nest": "NeST",
-    "small": "Small static", "medium": "Medium static", "big": "Big static",
+    "gradmax": "GradMax", "firefly": "Firefly", "nest": "NeST", "need": "Need",
+    "small": "Small static", "medium": "Medium static", "big": "Big static", "static": "Static",
     "effective_dimension": "effective dimension",
 }  # fmt: skip
 _HEADINGS = {NAMES.hidden: "hidden layers", NAMES.features: "independent features", NAMES.batch: "batch size"}
 
 
 def strategy_name(settings: RecordedSettings) -> str:
-    """The strategy of a run; an ablation counts as a strategy."""
+    """The strategy of a run; an ablation counts as a strategy, and so does the shape of a strategy from scratch."""
     name: str = settings.strategy
+    if settings.shape_of is not None:
+        return f"{settings.shape_of}{_SHAPE}"
     return f"{name}-{NAMES.least}" if settings.least and name not in STATIC else name
+
+
+def is_static(strategy: str) -> bool:
+    """Whether networks of a strategy never grow."""
+    return strategy in STATIC or is_shape(strategy)
+
+
+def is_shape(strategy: str) -> bool:
+    """Whether it is the shape of a strategy, trained from scratch."""
+    return strategy.endswith(_SHAPE)
 
 
 def display_name(strategy: str) -> str:
     """The name of a strategy in print; unknown names stay as they are.
 
     Example:
-        >>> display_name("north-select"), display_name("gradmax"), display_name("mine")
-        ('NORTH-Select', 'GradMax', 'mine')
+        >>> display_name("north-select"), display_name("gradmax"), display_name("mine"), display_name("need's shape")
+        ('NORTH-Select', 'GradMax', 'mine', "Need's shape from scratch")
     """
+    if is_shape(strategy):
+        return f"{display_name(strategy.removesuffix(_SHAPE))}{_SHAPE}{_FROM_SCRATCH}"
     if strategy not in _DISPLAYED and strategy in STRATEGY_ORDER:
         return f"NORTH-{strategy[6:].capitalize()}"
     return _DISPLAYED.get(strategy, strategy)
 
 
+def grown_by(name: str) -> str:
+    """The strategy in print that grew a shape, from the name of the shape in print; other names stay as they are.
+
+    Example:
+        >>> grown_by("Need's shape from scratch"), grown_by("Need")
+        ('Need', 'Need')
+    """
+    return name.removesuffix(_SHAPE + _FROM_SCRATCH)
+
+
 def strategy_rank(strategy: str) -> tuple[int, str]:
-    """A sort key: strategies of the paper, then unknown ones by name, then static networks."""
+    """A sort key: known strategies, unknown ones by name, static networks; a shape comes after what grew it."""
     if strategy in STATIC:
         return len(STRATEGY_ORDER) + 1 + STATIC.index(strategy), strategy
-    return (STRATEGY_ORDER.index(strategy) if strategy in STRATEGY_ORDER else len(STRATEGY_ORDER)), strategy
+    grown_by = strategy.removesuffix(_SHAPE)
+    return (STRATEGY_ORDER.index(grown_by) if grown_by in STRATEGY_ORDER else len(STRATEGY_ORDER)), strategy
 
 
 def heading(setting: str) -> str:

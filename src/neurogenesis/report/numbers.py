@@ -28,6 +28,16 @@ def plus_minus(found: Statistic | None, form: str = ",.0f", scale: float = 1.0) 
     return f"{found.mean * scale:{form}}{deviation}"
 
 
+def signed(mean: float, error: float | None) -> str:
+    """A difference and its standard error.
+
+    Example:
+        >>> signed(0.1234, 0.056), signed(-0.5, None), signed(-0.001, None)
+        ('+0.12 ± 0.06', '-0.50', '+0.00')
+    """
+    return f"{round(mean, 2) + 0.0:+.2f}" + ("" if error is None else f" ± {error:.2f}")
+
+
 def significant(found: Statistic | None, scale: float = 1.0, digits: int = 3) -> str:
     """Mean and standard deviation, with as many decimals as the significant digits of the mean need, at most three.
 

@@ -21,6 +21,8 @@ from ..experiments.record import Environment
 from .figures import Figure, Palette
 from .figures.figure import Data, Row
 from .names import format_value, heading
+from .pays import Comparison
+from .pays_tables import comparison_tables
 from .pictures import VEGA_LITE
 from .runs import STATES, Found, Run
 from .sections import Section, missing_note
@@ -31,9 +33,13 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-s
 _LONG = 24  # tables with more rows come after the figures
 
 
-def make_page(found: Found, drawn: Sequence[tuple[Section, Sequence[Figure]]], palette: Palette) -> str:
+Part = Section | Comparison
+"""A part of the page: the runs of a preset, or a comparison with static networks."""
+
+
+def make_page(found: Found, drawn: Sequence[tuple[Part, Sequence[Figure]]], palette: Palette) -> str:
     """The whole page."""
-    sections = "".join(_section(section, figures, palette, len(drawn) > 1) for section, figures in drawn)
+    sections = "".join(_part(part, figures, palette, len(drawn) > 1) for part, figures in drawn)
     contents = {figure.name: _content(figure) for _, figures in drawn for figure in figures}
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -69,7 +75,15 @@ def _bundle() -> str:
     return bundle
 
 
-def _title(drawn: Sequence[tuple[Section, object]]) -> str:
+def tables_of(part: Part) -> list[Table]:
+    """All tables of a part."""
+    if isinstance(part, Comparison):
+        return comparison_tables(part)
+    cost = cost_table(part)
+    return [results_table(part), *([cost] if cost else [])]
+
+
+def _title(drawn: Sequence[tuple[Part, object]]) -> str:
     return drawn[0][0].title if len(drawn) == 1 else "Growing networks: report"
 
 
@@ -86,7 +100,7 @@ def _counts(runs: Sequence[Run]) -> str:
     return f'<p>{counts}</p><p class="soft screen">{hints}</p>'
 
 
-def _navigation(drawn: Sequence[tuple[Section, object]], found: Found) -> str:
+def _navigation(drawn: Sequence[tuple[Part, object]], found: Found) -> str:
     if len(drawn) == 1:
         return ""
     links = [(section.name, section.title) for section, _ in drawn]
@@ -95,8 +109,18 @@ def _navigation(drawn: Sequence[tuple[Section, object]], found: Found) -> str:
     return f"<nav><ul>{items}</ul></nav>"
 
 
-def _section(section: Section, figures: Sequence[Figure], palette: Palette, several: bool) -> str:
-    title = f"<h2>{escape(section.title)}</h2>" if several else ""
+def _part(part: Part, figures: Sequence[Figure], palette: Palette, several: bool) -> str:
+    title = f"<h2>{escape(part.title)}</h2>" if several else ""
+    shown = _comparison(part, figures, palette) if isinstance(part, Comparison) else _section(part, figures, palette)
+    return f'<section id="{escape(part.name)}">{title}{_missing_runs(part)}{"".join(shown)}</section>'
+
+
+def _comparison(comparison: Comparison, figures: Sequence[Figure], palette: Palette) -> list[str]:
+    summary, settings = (_table(table, palette) for table in comparison_tables(comparison))
+    return [summary, *map(_figure, figures), settings]
+
+
+def _section(section: Section, figures: Sequence[Figure], palette: Palette) -> list[str]:
     result, cost = results_table(section), cost_table(section)
     results, costs = [_table(result, palette)], [_table(cost, palette)] if cost else []
     if all(run.settings.epochs == 1 for run in section.runs):  # too short for results: a study of cost
@@ -106,17 +130,13 @@ def _section(section: Section, figures: Sequence[Figure], palette: Palette, seve
     else:
         first, last = results, costs
     timeline = [figure for figure in figures if figure.choices]
-    parts = [
-        f'<section id="{escape(section.name)}">{title}',
+    return [
         f'<p class="soft">{escape(_common(section))}</p>',
-        _missing_runs(section),
         *first,
         *(_figure(figure) for figure in figures if figure not in timeline),
         *last,
         *(_figure(figure) for figure in timeline),
-        "</section>",
     ]
-    return "".join(parts)
 
 
 def _common(section: Section) -> str:
@@ -133,9 +153,9 @@ def _common(section: Section) -> str:
     )
 
 
-def _missing_runs(section: Section) -> str:
-    note = missing_note(section.configurations, limit=0)
-    missing = [run for run in section.runs if run.state != "finished"]
+def _missing_runs(part: Part) -> str:
+    note = missing_note(part.configurations, limit=0)
+    missing = [run for run in part.runs if run.state != "finished"]
     if not missing:
         return ""
     items = "".join(f"<li><code>{escape(str(run.path))}</code> {escape(_reason(run))}</li>" for run in missing)

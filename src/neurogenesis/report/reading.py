@@ -28,13 +28,14 @@ from ..experiments.record import (
     Step,
     StudyRecord,
 )
+from .pays import compares_with_static
 from .runs import STATES, Found, Run, Skipped, State, Study
 from .steps import StepSummary, summarize
 
 T = TypeVar("T")
 
 _FILES = set(REPORTED_FILES)
-_PICTURES = (".html", ".png", ".svg", ".pdf")  # reports, which are often in the directories of runs
+_REPORTS = (".html", ".md", ".png", ".svg", ".pdf")  # reports, which are often in the directories of runs
 _POINTS, _ALL_POINTS = 400, 100_000  # per width, and in the whole report
 _NOT_A_RUN = "contains no record of a run"
 
@@ -85,7 +86,7 @@ class _Reader:
             study = directory
         if names & _FILES and self._read_run(directory, study):
             return True
-        earlier_report = bool(entries) and all(entry.suffix in _PICTURES for entry in entries)
+        earlier_report = bool(entries) and all(entry.suffix in _REPORTS for entry in entries)
         foreign, found = [], study == directory or earlier_report or bool(names & _FILES)
         for entry in entries:
             if entry.name.startswith(".") or entry.name in (STUDY_FILE, LOCK_FILE, *_FILES):
@@ -94,7 +95,7 @@ class _Reader:
                 has_record = self.search(entry, study)
                 found |= has_record
                 foreign += [] if has_record else [(entry, _NOT_A_RUN)]
-            elif entry.suffix not in _PICTURES:
+            elif entry.suffix not in _REPORTS:
                 foreign.append((entry, "is not part of a run"))
         if found:
             for path, reason in foreign:
@@ -148,16 +149,24 @@ class _Reader:
         """The runs by study, or else by preset, with their steps."""
         widths = sum(len(run.epochs[-1].widths) for _, run in self.found.values() if run.epochs)
         limit = max(50, min(_POINTS, _ALL_POINTS // max(1, widths)))
+        against_static = [
+            study
+            for study, record in self._studies.items()
+            if compares_with_static(map(RecordedSettings, record.runs.values()))
+        ]
         groups: dict[tuple[Path | None, str], list[Run]] = {}
         for study, run in self._unique_runs():
-            groups.setdefault((study, run.settings.preset), []).append(self._with_steps(run, limit))
+            if study in against_static:  # it shows no steps
+                groups.setdefault((study, ""), []).append(run)
+            else:
+                groups.setdefault((study, run.settings.preset), []).append(self._with_steps(run, limit))
         directories = [study for study, _ in groups]
         studies = []
         for (study, preset), runs in groups.items():
             name = self._studies[study].study if study else preset
             title = (self._studies[study].title or name) if study else preset
             suffix = f", {preset}" if study and directories.count(study) > 1 else ""
-            studies.append(Study(name + suffix, title + suffix, runs))
+            studies.append(Study(name + suffix, title + suffix, runs, study in against_static))
         return studies
 
     def _unique_runs(self) -> Iterator[tuple[Path | None, Run]]:

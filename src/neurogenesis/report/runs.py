@@ -36,6 +36,8 @@ class Study:
     name: str
     title: str
     runs: Sequence[Run]
+    against_static: bool = False
+    """Whether it compares grown networks with static ones of several sizes, on any number of presets."""
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from ..experiments.presets import GROWTH_SETTINGS, NAMES
 from ..experiments.record import RecordedSettings, Result
 from ..experiments.settings import SIZES, STATIC
 from ..experiments.studies import GRADIENT
-from .names import display_name, phrase, strategy_name, strategy_rank
+from .names import display_name, is_static, phrase, strategy_name, strategy_rank
 from .runs import STATES, Run, Study
 from .statistics import Statistic, statistic
 
 _UNUSED_BY_STATIC = (*GROWTH_SETTINGS, *SIZES.values())
-_NEVER_VARIED = (NAMES.preset, NAMES.strategy, NAMES.seed, NAMES.least)
+_NEVER_VARIED = (NAMES.preset, NAMES.strategy, NAMES.seed, NAMES.least, NAMES.shape_of)
 _FIRST = (
     NAMES.schedule, NAMES.metric, NAMES.gamma, NAMES.batch, NAMES.learning_rate, NAMES.hidden, NAMES.features,
 )  # fmt: skip
@@ -35,7 +35,7 @@ class Configuration:
 
     @property
     def static(self) -> bool:
-        return self.strategy in STATIC
+        return is_static(self.strategy)
 
     @property
     def name(self) -> str:
@@ -170,7 +170,8 @@ def _used_settings(settings: RecordedSettings) -> dict[str, Any]:
     """The settings that have an effect on a run."""
     unused: tuple[str, ...] = ()
     if settings.strategy in STATIC:
-        unused = tuple(name for name in _UNUSED_BY_STATIC if name != SIZES[settings.strategy])
+        unused = tuple(name for name in _UNUSED_BY_STATIC if name != SIZES.get(settings.strategy))
+        unused += (NAMES.shape,) if settings.shape_of is not None else ()  # seeds grow different ones
     elif settings.strategy in GRADIENT or settings.schedule != "dynamic":
         unused = (NAMES.gamma,)
     used = {name: value for name, value in settings.items() if name not in unused}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..sections import Section
 from .against_size import against_size
+from .against_static import against_static
 from .comparisons import SETTINGS, features, schedules, sensitivity
 from .curves import learning_curves
 from .figure import Figure
@@ -11,7 +12,7 @@ from .style import Palette
 from .timeline import timelines
 from .widths import widths
 
-__all__ = ["Figure", "Palette", "figures"]
+__all__ = ["Figure", "Palette", "against_static", "figures"]
 
 
 def figures(section: Section, palette: Palette) -> list[Figure]:

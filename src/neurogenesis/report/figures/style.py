@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from ...experiments.settings import STATIC
-from ..names import STRATEGY_ORDER, display_name, strategy_rank
+from ..names import STRATEGY_ORDER, display_name, grown_by, strategy_rank
 from ..sections import Configuration
 from .figure import Data
 
@@ -17,7 +17,8 @@ from .figure import Data
 _COLORS = {
     "north-select": "#0072B2", "north-select-least": "#332288", "north-pre": "#56B4E9", "north-random": "#009E73",
     "north-weight": "#E69F00", "north-integrated": "#CC79A7", "gradmax": "#D55E00", "firefly": "#882255",
-    "nest": "#999933", "small": "#bdbdbd", "medium": "#8a8a8a", "big": "#4a4a4a",
+    "nest": "#999933", "need": "#000000", "need's shape": "#000000",
+    "static": "#8a8a8a", "small": "#bdbdbd", "medium": "#8a8a8a", "big": "#4a4a4a",
 }  # fmt: skip
 _FURTHER_COLORS = ("#44AA99", "#AA4499", "#DDCC77", "#117733", "#661100")
 _SHAPES = (
@@ -26,6 +27,8 @@ _SHAPES = (
     "M.5,-.87L1,0L.5,.87L-.5,.87L-1,0L-.5,-.87Z",  # hexagon
     "M-.6,-.9L0,-.3L.6,-.9L.9,-.6L.3,0L.9,.6L.6,.9L0,.3L-.6,.9L-.9,.6L-.3,0L-.9,-.6Z",  # X
     "M-.9,-.9L.9,-.9L-.9,.9L.9,.9Z",  # hourglass
+    "M-.9,-.9L-.9,.9L.9,-.9L.9,.9Z",  # hourglass on its side
+    "M0,-1L.95,-.31L.59,.81L-.59,.81L-.95,-.31Z",  # pentagon
 )  # fmt: skip
 MOST_SHAPES = len(_SHAPES)
 
@@ -70,8 +73,9 @@ class Legend:
     def shape(self) -> alt.Shape:
         """A shape for each strategy, the same in all figures."""
         known = [display_name(strategy) for strategy in (*STRATEGY_ORDER, *STATIC)]
-        names = [*known, *(name for name in self.names if name not in known)]
-        shapes = [_SHAPES[names.index(name) % len(_SHAPES)] for name in self.names]
+        grown = [grown_by(name) for name in self.names]
+        names = [*known, *(name for name in grown if name not in known)]
+        shapes = [_SHAPES[names.index(name) % len(_SHAPES)] for name in grown]
         return alt.Shape("strategy:N", title="strategy", scale=alt.Scale(domain=self.names, range=shapes))
 
     @property

@@ -1,0 +1,246 @@
+"""Accuracy against parameters: the curve of static networks, and grown networks as points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import altair as alt
+
+from ...experiments.settings import SHAPED
+from ..names import display_name, grown_by, is_shape
+from ..numbers import plus_minus, rounded, signed
+from ..pays import Comparison, Curve, Setting, accuracy, parameters, standard_error
+from ..sections import Configuration, missing_note
+from ..statistics import statistic
+from .figure import Figure, Row
+from .style import STROKE, Legend, Palette, layered, small_title, tooltip
+
+_SAMPLES = 12  # of the curve, from one size to the next: straight lines of accuracy are bent on the axis of errors
+_FAR_TICKS = (80, 50, 30, 20, 10, 7, 5, 3, 2, 1, 0.7, 0.5, 0.3, 0.2, 0.1)
+_NEAR_TICKS = (90, 80, 70, 60, 50, 40, 30, 20, 15, 10, 7, 5, 4, 3, 2, 1.5, 1, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1)
+_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_LEAST_ERROR = 0.05
+_IN_SHORT = 2
+_STATIC = display_name(SHAPED)
+_PREFERRED = ("mnist", "digits")
+
+
+def against_static(comparison: Comparison, palette: Palette) -> list[Figure]:
+    """The usual setting of two presets, and all settings."""
+    settings = [setting for setting in comparison.settings if setting.static and setting.compared]
+    chosen = _in_short(settings)
+    name, title = f"{comparison.name}-accuracy", f"{comparison.accuracy.capitalize()} against parameters"
+    figures = []
+    if len(settings) > len(chosen) > 0:
+        note = missing_note([c for setting in chosen for c in setting.section.configurations])
+        figures.append(
+            _figure(f"{name}-in-short", title, note, comparison, chosen, palette, columns=2, size=(330, 260))
+        )
+    if settings:
+        title, note = f"{title} in every setting", missing_note(comparison.configurations)
+        figures.append(_figure(name, title, note, comparison, settings, palette, columns=3, size=(235, 190)))
+    return figures
+
+
+def _in_short(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings of the smaller figure: with the preset's learning rate and decay, of MNIST and digits if present."""
+    usual = {setting.preset: setting for setting in reversed(settings) if setting.usual}
+    presets = [*(name for name in _PREFERRED if name in usual), *(name for name in usual if name not in _PREFERRED)]
+    return [usual[name] for name in presets[:_IN_SHORT]]
+
+
+def _figure(
+    name: str,
+    title: str,
+    note: str,
+    comparison: Comparison,
+    settings: Sequence[Setting],
+    palette: Palette,
+    columns: int,
+    size: tuple[int, int],
+) -> Figure:
+    legend = palette.legend([c for setting in settings for c in (*setting.compared, *setting.static)])
+    data: dict[str, list[Row]] = {}
+    charts = []
+    for index, setting in enumerate(settings):
+        curve = setting.curve(parameters)
+        assert curve is not None
+        data[f"curve {index}"] = _curve(curve)
+        data[f"networks {index}"] = [_network(setting, c) for c in (*setting.static, *setting.compared)]
+    for index, setting in enumerate(settings):
+        alike = [row for i, other in enumerate(settings) if other.preset == setting.preset
+                 for row in (*data[f"curve {i}"], *data[f"networks {i}"])]  # fmt: skip
+        first_column, last_row = index % columns == 0, index + columns >= len(settings)
+        x = _parameters_axis(alike, "parameters" if last_row else None)
+        y = _accuracy_axis(alike, f"{comparison.accuracy}, %" if first_column else None)
+        chart = layered(*_layers(index, legend, x, y, with_legend=index == 0), width=size[0], height=size[1])
+        charts.append(chart.properties(title=small_title(setting.title)))
+    return Figure(
+        name,
+        title,
+        _caption(comparison, settings),
+        note,
+        alt.concat(*charts, columns=columns, bounds="flush", spacing={"row": 62, "column": 50}),
+        _styled(data, legend),
+        hint="Point at a mark to see its numbers.",
+    )
+
+
+def _caption(comparison: Comparison, settings: Sequence[Setting]) -> str:
+    shapes = sorted({c.name for setting in settings for c in setting.compared if is_shape(c.strategy)})
+    several = any(setting.section.several_seeds for setting in settings)
+    bars = (
+        " The band and vertical bars are one standard error of the mean over seeds; horizontal bars go from the "
+        "smallest to the largest network."
+        if several
+        else ""
+    )
+    hollow = f" Hollow, with dashed bars: {', '.join(shapes)}." if shapes else ""
+    return (
+        f"The line is the {comparison.accuracy} of static networks; points above it are grown networks that are better "
+        f"than static ones of their size.{bars}{hollow} Both axes are logarithmic, the vertical one in errors."
+    )
+
+
+def _layers(index: int, legend: Legend, x: alt.X, y: alt.Y, with_legend: bool) -> list[alt.Chart]:
+    curve, networks = legend.rows(f"curve {index}"), legend.rows(f"networks {index}")
+    low, high = alt.Y("low:Q", scale=y["scale"], axis=y["axis"], title=y["title"]), alt.Y2("high:Q")
+    grey = legend.colors[_STATIC]
+    band = curve.mark_area(opacity=0.22, clip=True, color=grey).encode(x=x, y=low, y2=high)
+    line = curve.mark_line(strokeWidth=1.6, clip=True, color=grey).encode(x=x, y=y)
+    bars = networks.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.3, clip=True)
+    ranges = networks.transform_filter("datum.most > datum.least").mark_rule(strokeWidth=1.3, clip=True)
+    least = alt.X("least:Q", scale=x["scale"], axis=x["axis"], title=x["title"])
+    shapes = alt.FieldOneOfPredicate(field="strategy", oneOf=[name for name in legend.names if grown_by(name) != name])
+    dashed = alt.condition(shapes, alt.value([2, 2]), alt.value([1, 0]))
+    numbers = tooltip(
+        "strategy:N", "widths:N", "seeds:Q", alt.Tooltip("accuracy:N", title="accuracy, %"),
+        alt.Tooltip("parameters:Q", format=",.0f"), alt.Tooltip("difference:N", title="minus static, points"),
+    )  # fmt: skip
+    points = networks.mark_point(opacity=1, strokeWidth=1.5, clip=True).encode(
+        x=x, y=y, shape=_shape(legend), size=alt.Size("area:Q", scale=None), tooltip=numbers
+    )
+    if with_legend:
+        domain = alt.Scale(domain=legend.names, range=list(legend.colors.values()))
+        fills = alt.Scale(domain=legend.names, range=[_fill(name, color) for name, color in legend.colors.items()])
+        points = points.encode(
+            stroke=alt.Stroke("strategy:N", title="strategy", scale=domain),
+            fill=alt.Fill("strategy:N", title="strategy", scale=fills),
+        ).add_params(legend.shown)
+    else:
+        points = points.encode(stroke=STROKE, fill=alt.Fill("fill:N", scale=None))
+    return [
+        band,
+        line,
+        bars.encode(x=x, y=low, y2=high, stroke=STROKE, strokeDash=dashed),
+        ranges.encode(x=least, x2=alt.X2("most:Q"), y=y, stroke=STROKE, strokeDash=dashed),
+        points,
+    ]
+
+
+def _shape(legend: Legend) -> alt.Shape:
+    """The shapes of strategies; static networks are dots on their line."""
+    scale = legend.shape["scale"]
+    shapes = ["circle" if name == _STATIC else shape for name, shape in zip(scale.domain, scale.range, strict=True)]
+    return alt.Shape("strategy:N", title="strategy", scale=alt.Scale(domain=scale.domain, range=shapes))
+
+
+def _fill(name: str, color: str) -> str:
+    return "#ffffff" if grown_by(name) != name else color
+
+
+def _styled(data: dict[str, list[Row]], legend: Legend) -> dict[str, list[Row]]:
+    """Add the columns of colors, for charts without the legend."""
+    return {
+        table: [{**row, "fill": _fill(row["strategy"], row["color"])} if "color" in row else row for row in rows]
+        for table, rows in legend.colored(data).items()
+    }
+
+
+def _curve(curve: Curve) -> list[Row]:
+    """The curve and its band, with enough points for the axis of errors."""
+    places = [curve.points[0].position]
+    for before, after in zip(curve.points, curve.points[1:], strict=False):
+        width = after.position - before.position
+        places += [before.position + width * (step + 1) / _SAMPLES for step in range(_SAMPLES)]
+    rows = []
+    for place in places:
+        mean, error = curve.mean(place), curve.error(place) or 0.0
+        rows.append({"strategy": _STATIC, "parameters": rounded(math.exp(place)), **_errors(mean, error)})
+    return rows
+
+
+def _network(setting: Setting, c: Configuration) -> Row:
+    found, static = accuracy(c), c.strategy == SHAPED
+    place = statistic([math.log(result.parameters) for result in c.results])
+    assert place is not None
+    sizes = [result.parameters for result in c.results]
+    difference = None if static else setting.difference(c, parameters)
+    error = standard_error(found)
+    return {
+        "strategy": c.name, "parameters": rounded(math.exp(place.mean)), "least": min(sizes), "most": max(sizes),
+        **(_errors(found.mean, error or 0.0)),
+        **({"low": None, "high": None} if static or error is None else {}),
+        "accuracy": plus_minus(found, ".2f"), "seeds": found.n, "area": 22 if static else 70,
+        "widths": ", ".join(dict.fromkeys("-".join(map(str, result.widths.values())) for result in c.results)),
+        "difference": signed(difference.mean, difference.error) if difference else "",
+    }  # fmt: skip
+
+
+def _errors(mean: float, error: float) -> Row:
+    """Percentages of samples that are not classified correctly; low and high are those of accuracies."""
+
+    def of(value: float) -> float | None:
+        return rounded(max(_LEAST_ERROR, 100 - value))
+
+    return {"errors": of(mean), "low": of(mean - error), "high": of(mean + error)}
+
+
+def _parameters_axis(rows: Sequence[Row], title: str | None) -> alt.X:
+    values = [row[name] for row in rows for name in ("parameters", "least", "most") if row.get(name)]
+    domain = _padded(values, 0.05)
+    axis = alt.Axis(format="~s", values=_round_numbers(*domain))
+    return alt.X("parameters:Q", title=title, scale=alt.Scale(type="log", domain=domain, nice=False), axis=axis)
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """A few round numbers between two others.
+
+    Example:
+        >>> _round_numbers(800, 40_000), _round_numbers(900, 4000)
+        ([1000.0, 3000.0, 10000.0, 30000.0], [1000.0, 2000.0])
+    """
+    steps = (1, 2, 5) if high < 10 * low else (1, 3) if high < 1000 * low else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [10.0**power * step for power in powers for step in steps if low <= 10.0**power * step <= high]
+
+
+def _accuracy_axis(rows: Sequence[Row], title: str | None) -> alt.Y:
+    """An axis of accuracies at equal distances for equal ratios of errors."""
+    domain = _padded([row[name] for row in rows for name in ("errors", "low", "high") if row.get(name)], 0.05)
+    top = domain[0] * (domain[1] / domain[0]) ** 0.04  # a label at the very top would move the title of the chart
+    axis = alt.Axis(values=_error_ticks(top, domain[1]), labelExpr="format(100 - datum.value, '.4~r')")
+    return alt.Y(
+        "errors:Q", title=title, axis=axis, scale=alt.Scale(type="log", domain=domain, nice=False, reverse=True)
+    )
+
+
+def _error_ticks(low: float, high: float) -> list[float]:
+    """A few percentages of errors between two others, whose accuracies are round numbers.
+
+    Example:
+        >>> _error_ticks(1.3, 42), _error_ticks(1.3, 5.2), _error_ticks(2.05, 2.9)
+        ([30, 20, 10, 7, 5, 3, 2], [5, 4, 3, 2, 1.5], [2.8, 2.6, 2.4, 2.2])
+    """
+    if high > 2 * low:
+        return [tick for tick in (_FAR_TICKS if high > 8 * low else _NEAR_TICKS) if low <= tick <= high]
+    step = next(step for step in _STEPS if (high - low) / step <= 6)
+    return [round(number * step, 6) for number in range(math.floor(high / step), math.ceil(low / step) - 1, -1)]
+
+
+def _padded(values: Sequence[float], part: float) -> list[float]:
+    """The range of values on a logarithmic axis, with some space at both ends."""
+    low, high = math.log(min(values)), math.log(max(values))
+    space = max(part * (high - low), 0.02)
+    return [math.exp(low - space), math.exp(high + space)]

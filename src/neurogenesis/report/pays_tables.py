@@ -1,0 +1,142 @@
+"""The tables of a comparison of grown with static networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .names import display_name, format_value, heading
+from .numbers import NONE, plus_minus, signed
+from .pays import (
+    Comparison,
+    Difference,
+    Setting,
+    Summary,
+    accuracy,
+    factor,
+    parameters,
+    seconds,
+    summarize,
+)
+from .sections import Configuration
+from .tables import Cell, Table
+
+_OUTSIDE = " †"
+_FEW = 4  # up to this many widths are shown one by one
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """A summary of each strategy over all settings, and each strategy in each setting."""
+    return [summary_table(comparison), settings_table(comparison)]
+
+
+def settings_table(comparison: Comparison) -> Table:
+    """For each setting and strategy: accuracy, size, and the differences from static networks."""
+    names = list(dict.fromkeys(name for setting in comparison.settings for name in setting.values))
+    columns = [
+        "strategy", "preset", *map(heading, names), "seeds", f"{comparison.accuracy}, %", "parameters", "widths",
+        "minus static of the same parameters", "minus static of the same time", "sizes over seeds",
+    ]  # fmt: skip
+    rows = [
+        [Cell(c.name, _place(comparison, c)), *_settings(comparison, setting, names), *_results(setting, c)]
+        for setting in comparison.settings
+        for c in (*setting.compared, *([setting.best_static] if setting.best_static else []))
+    ]
+    caption = (
+        "Accuracy: mean ± standard deviation over seeds. Differences: mean ± standard error, in points of accuracy, "
+        "from the curve of static networks, which is linear over the logarithm of parameters, or of seconds of "
+        "training, without those that are both slower and less accurate than others;"
+        f"{_OUTSIDE} marks networks beyond the ends of the curve, which are compared with its end. Sizes over "
+        "seeds: the largest number of parameters as a multiple of the smallest. Widths: means over seeds, or the range "
+        "relative to the standard network. Static is the best static network of the setting."
+    )
+    return Table("Every setting", caption, columns, rows)
+
+
+def summary_table(comparison: Comparison) -> Table:
+    """Each strategy over all settings, and over those of each preset."""
+    presets = comparison.presets
+    groups = [("all" if len(presets) > 1 else presets[0], comparison.settings)]
+    if len(presets) > 1:
+        groups += [(name, [setting for setting in comparison.settings if setting.preset == name]) for name in presets]
+    columns = [
+        "strategy", "preset", "settings", "minus static of the same parameters", "minus static of the same time",
+        "settings below the curve", "largest gap to the best static", "sizes over seeds", "sizes over settings",
+    ]  # fmt: skip
+    rows = [
+        [Cell(display_name(strategy), float(place)), Cell(name, float(group)), *_summary(found)]
+        for group, (name, settings) in enumerate(groups)
+        for place, strategy in enumerate(comparison.strategies)
+        if (found := summarize(settings, strategy)) is not None
+    ]
+    caption = (
+        "Differences: mean ± standard error over settings, in points of accuracy. Below the curve: by more than one "
+        "standard error of the difference, of those settings that have several seeds. Gap: accuracy of the best static "
+        "network of the setting minus that of the strategy, the largest of all settings. Sizes: the largest number of "
+        "parameters as a multiple of the smallest, over the seeds of a setting or over all runs of a preset."
+    )
+    return Table("Does growing pay?", caption, columns, rows)
+
+
+def _settings(comparison: Comparison, setting: Setting, names: Sequence[str]) -> list[Cell]:
+    cells = [Cell(setting.preset, float(comparison.presets.index(setting.preset)))]
+    for name in names:
+        value = setting.values.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        cells.append(Cell(format_value(value), float(value) if number else format_value(value)))  # type: ignore[arg-type]
+    return cells
+
+
+def _results(setting: Setting, c: Configuration) -> list[Cell]:
+    sizes = c.statistic(parameters)
+    assert sizes is not None
+    widths = setting.section.widths
+    shape = _relative_range(c, widths) if len(widths) > _FEW else _mean_widths(c)
+    is_curve = c in setting.static
+    ratio = factor(c.results)
+    return [
+        Cell(
+            str(len(c.results)) if len(c.results) == len(c.runs) else f"{len(c.results)} of {len(c.runs)}",
+            len(c.results),
+        ),
+        Cell(plus_minus(accuracy(c), ".2f"), accuracy(c).mean),
+        Cell(f"{sizes.mean:,.0f}", sizes.mean),
+        Cell(shape, sizes.mean),
+        *(_difference(None if is_curve else setting.difference(c, quantity)) for quantity in (parameters, seconds)),
+        Cell(NONE if is_curve else f"{ratio:.2f}", ratio),
+    ]
+
+
+def _mean_widths(c: Configuration) -> str:
+    """Final sizes, as means over seeds."""
+    widths = [width for width in c.results[0].widths if c.has(width)]
+    sizes = [sum(result.widths[width] for result in c.results) / len(c.results) for width in widths]
+    return "-".join(f"{size:.0f}" for size in sizes)
+
+
+def _relative_range(c: Configuration, widths: Sequence[str]) -> str:
+    """The least and the largest of the final sizes, relative to the reference."""
+    sizes = [result.relative_size(width) for result in c.results for width in widths if c.has(width)]
+    least, largest = f"{min(sizes):.2f}", f"{max(sizes):.2f}"
+    return least if least == largest else f"{least} to {largest}"
+
+
+def _difference(found: Difference | None) -> Cell:
+    if found is None:
+        return Cell(NONE, float("-inf"))
+    return Cell(signed(found.mean, found.error) + (_OUTSIDE if found.outside else ""), found.mean)
+
+
+def _summary(found: Summary) -> list[Cell]:
+    return [
+        Cell(str(found.settings), found.settings),
+        *(_difference(each) for each in (found.by_parameters, found.by_time)),
+        Cell(f"{found.below} of {found.with_error}" if found.with_error else NONE, found.below),
+        Cell(NONE if found.gap is None else signed(found.gap, None), -1e9 if found.gap is None else found.gap),
+        Cell(f"{found.seeds_factor:.2f}", found.seeds_factor),
+        Cell(f"{found.preset_factor:.2f}", found.preset_factor),
+    ]
+
+
+def _place(comparison: Comparison, c: Configuration) -> float:
+    strategies = comparison.strategies
+    return float(strategies.index(c.strategy) if c.strategy in strategies else len(strategies))
