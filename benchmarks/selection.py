@@ -6,8 +6,12 @@ Selection: 1,000 candidates for a width of 256 on 1,568 samples, all at once and
 each (20 of them are timed and scaled up). Both must select the same candidates.
 
 Growth events (trigger, initialization, surgery and optimizer state) that add one neuron to the first layer of
-784-64-64-10 at batch 512 with Adam and a buffer of 1,568 samples, relative to plain training steps; and a growth event
-of gromo, if it is installed.
+784-64-64-10 at batch 512 with Adam and a buffer of 1,568 samples, relative to plain training steps; the forward passes
+that every look at activations takes, of these four batches up to the first layer; and a growth event of gromo, if it is
+installed.
+
+Growth events of Select that add one neuron to each width of VGG-11 at 1/4 and 1/16 of its size, on images of 3 x 32 x
+32 at batch 128 with a buffer of 128 samples, relative to plain training steps of the same network.
 """
 
 from __future__ import annotations
@@ -16,8 +20,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +30,7 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 from neurogenesis import metrics
-from neurogenesis.experiments.models import mlp
+from neurogenesis.experiments.models import VGG11, mlp, vgg11, xavier
 from tests import oracles
 
 WIDTH, SAMPLES, CANDIDATES, TIMED, PICKED = 256, 1568, 1000, 20, 8
@@ -64,12 +69,39 @@ def seconds(action: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def batches_of(size: int, *shape: int) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.rand(size, *shape), torch.randint(10, (size,))) for _ in range(4)]
+
+
 def event(strategy: ng.Strategy, buffer: int, rounds: int = 15) -> float:
-    """Time of `Grower.step` with growth, relative to plain training steps that alternate with it."""
+    """Time of `Grower.step` with growth of 784-64-64-10, relative to plain training steps that alternate with it."""
     torch.manual_seed(0)
-    model = mlp(784, 64, 64, 10)
+    return relative_time(strategy, buffer, rounds, lambda: mlp(784, 64, 64, 10), "hidden1", batches_of(512, 784))
+
+
+def vgg_events(scale: float, rounds: int = 5, names: Sequence[str] = tuple(VGG11)) -> dict[str, float]:
+    """Time of a growth event of Select in each width of VGG-11, relative to plain training steps."""
+    torch.manual_seed(0)
+    batches = batches_of(128, 3, 32, 32)
+    strategy = ng.Strategy(ng.triggers.Activation(), "select")
+    return {
+        name: relative_time(strategy, 128, rounds, lambda: xavier(vgg11(scale)), name, batches, warmup=2)
+        for name in names
+    }
+
+
+def relative_time(
+    strategy: ng.Strategy,
+    buffer: int,
+    rounds: int,
+    make: Callable[[], nn.Module],
+    width: str,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    warmup: int = 4,
+) -> float:
+    """Time of a `Grower.step` that adds one neuron, relative to plain training steps that alternate with it."""
+    model = make()
     optimizer = torch.optim.Adam(model.parameters())
-    batches = [(torch.rand(512, 784), torch.randint(10, (512,))) for _ in range(4)]
 
     class One(ng.triggers.Trigger):
         needs = strategy.trigger.needs
@@ -78,18 +110,38 @@ def event(strategy: ng.Strategy, buffer: int, rounds: int = 15) -> float:
             return replace(strategy.trigger(layer), count=1)  # type: ignore[type-var]
 
     one = ng.Strategy(One(), strategy.initialization)
-    grower = ng.Grower(model, optimizer, one, include=["hidden1"], buffer=buffer)
-    plain = mlp(784, 64, 64, 10)
+    grower = ng.Grower(model, optimizer, one, include=[width], buffer=buffer)
+    before = model.get_submodule(width).weight.shape[0]  # type: ignore[union-attr]
+    plain = make()
     plain_optimizer = torch.optim.Adam(plain.parameters())
     steps, events = [], []
-    for number in range(rounds + 4):
-        images, labels = batches[number % 4]
+    for number in range(rounds + warmup):  # the buffer is full after the warmup
+        images, labels = batches[number % len(batches)]
         step(model, optimizer, images, labels)
         events.append(seconds(grower.step))
         steps.append(seconds(lambda: step(plain, plain_optimizer, images, labels)))  # noqa: B023
-    assert grower.widths["hidden1"] >= 64 + rounds
-    events, steps = events[4:], steps[4:]  # the buffer is full after four steps
-    return statistics.median(events) / statistics.median(steps)
+    assert grower.widths[width] >= before + rounds
+    return statistics.median(events[warmup:]) / statistics.median(steps[warmup:])
+
+
+def forward_passes(rounds: int = 15) -> float:
+    """Time of forward passes of the first layer on four batches, relative to plain training steps."""
+    torch.manual_seed(0)
+    model = mlp(784, 64, 64, 10)
+    optimizer = torch.optim.Adam(model.parameters())
+    batches = batches_of(512, 784)
+
+    @torch.no_grad()
+    def run() -> None:
+        for images, _ in batches:
+            model[:2](images)
+
+    passes, steps = [], []
+    for number in range(rounds + 4):
+        images, labels = batches[number % 4]
+        steps.append(seconds(lambda: step(model, optimizer, images, labels)))  # noqa: B023
+        passes.append(seconds(run))
+    return statistics.median(passes[4:]) / statistics.median(steps[4:])
 
 
 def gromo_event(rounds: int = 5) -> float | None:
@@ -123,20 +175,28 @@ def gromo_event(rounds: int = 5) -> float | None:
     return statistics.median(ratios)
 
 
+def repeated(measure: Callable[[], float], times: int = 5) -> float:
+    """Median of several measurements: steps of a few milliseconds vary with what else the machine does."""
+    return statistics.median(measure() for _ in range(times))
+
+
 EVENTS = {
     "random": (ng.Strategy(ng.triggers.Activation(), "random"), 1568, 1.5),
     "gradmax": (ng.Strategy(ng.triggers.Gradient(), "gradmax"), 1568, 3.0),
     "select, 1,000 candidates": (ng.Strategy(ng.triggers.Activation(), "select"), 1568, 15.0),
     "select, buffer of a batch": (ng.Strategy(ng.triggers.Activation(), "select"), 512, 15.0),
 }
+SCALES, VGG_LIMIT = (0.25, 0.0625), 3.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     result = selection()
-    result["events"] = {name: event(strategy, buffer) for name, (strategy, buffer, _) in EVENTS.items()}
+    result["events"] = {name: repeated(partial(event, *each[:2])) for name, each in EVENTS.items()}
+    result["forward_passes"] = repeated(forward_passes)
     result["gromo"] = gromo_event()
+    result["vgg11"] = {str(scale): vgg_events(scale) for scale in SCALES}
     if parser.parse_args().json:
         print(json.dumps(result))
         return
@@ -146,7 +206,14 @@ def main() -> None:
     for name, (_, _, limit) in EVENTS.items():
         print(f"  {name:26}{result['events'][name]:6.2f}  (limit: {limit:g})")
     shown = "not installed" if result["gromo"] is None else f"{result['gromo']:6.2f}"
+    print(f"  {'forward passes alone':26}{result['forward_passes']:6.2f}")
     print(f"  {'gromo':26}{shown}")
+    for scale, ratios in result["vgg11"].items():
+        print(f"time of a growth event of Select in VGG-11 x {scale} at batch 128, relative to plain training steps")
+        for name, ratio in ratios.items():
+            print(f"  {name:26}{ratio:6.2f}  (limit: {VGG_LIMIT:g})")
+        print(f"  {'median over widths':26}{statistics.median(ratios.values()):6.2f}")
+        print(f"  {'maximum over widths':26}{max(ratios.values()):6.2f}  (limit: {VGG_LIMIT:g})")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 import neurogenesis as ng
 from benchmarks import newborn, overhead, selection, surgery
 from neurogenesis.experiments.data import load
-from neurogenesis.experiments.models import vgg11
+from neurogenesis.experiments.models import VGG11, vgg11
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -25,6 +25,12 @@ def test_watching_takes_hardly_more_memory(strategy: str) -> None:
 
 def test_a_growth_event_can_be_timed() -> None:
     assert selection.event(ng.strategies.strategy("north-random"), buffer=64, rounds=1) > 0
+
+
+def test_growth_events_of_convolutions_can_be_timed() -> None:
+    figures = selection.vgg_events(0.0625, rounds=1, names=["conv1", "conv8"])
+    assert set(figures) == {"conv1", "conv8"}
+    assert all(ratio > 0 for ratio in figures.values())
 
 
 def test_the_widths_whose_growth_is_timed_can_grow() -> None:
@@ -85,6 +91,7 @@ def test_benchmarks_print_their_figures(name: str) -> None:
     if name == "selection":
         assert figures["same_picked"]
         assert figures["times_faster"] > 100
+        assert all(set(ratios) == set(VGG11) for ratios in figures["vgg11"].values())
     elif name.startswith("loop"):
         assert all(0.5 < case["steps"] < 2 for case in figures.values())
     elif name.startswith("newborn"):

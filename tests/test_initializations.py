@@ -14,6 +14,7 @@ import neurogenesis as ng
 from neurogenesis import initializations as how
 from neurogenesis import metrics
 from neurogenesis.candidates.grown import grown_tensors
+from neurogenesis.passes.seen import NotFinite
 from neurogenesis.strategies import INITIALIZATIONS
 from tests import oracles, promises
 from tests.cases import CASES, Case
@@ -178,6 +179,16 @@ def test_select_picks_what_brute_force_picks(name: str, metric: metrics.Metric, 
     best = sorted(range(len(scores)), key=lambda i: [sign * s for s in scores[i]])[:3]
     chosen = neurons.values[layer.producer.tensor, layer.producer.axis]
     torch.testing.assert_close(chosen, layer.values(layer.producer, fan_in[best]))
+
+
+@pytest.mark.parametrize("name", ["dense", "convolution", "concatenation"])
+def test_select_refuses_candidates_whose_activations_are_not_finite(name: str) -> None:
+    make, shape, width, _ = NETWORKS[name]
+    layer = pass_and_layer(make(), torch.randn(shape), width, "select")
+    fan_in = layer.random_fan_in(3, torch.Generator())
+    fan_in[1] = float("inf")
+    with pytest.raises(NotFinite, match=f"activations of {width}"):
+        how.Select().best(layer, fan_in, 1)
 
 
 def test_pre_gives_pre_activations_orthogonal_to_the_present_ones() -> None:

@@ -265,7 +265,7 @@ class Layer:
         return self.default(self.producer, count, generator)
 
     def trial(self, fan_in: Tensor, gradients: bool = False) -> tuple[Activations, Activations]:
-        """Activations of the present neurons and of candidates on the model's latest inputs."""
+        """Activations of the present neurons, which are finite, and of candidates on the model's latest inputs."""
         return self._trials.activations(fan_in, self.now.seed, gradients)
 
     def inputs_and_outputs(self) -> tuple[Tensor, Tensor]:
@@ -290,9 +290,7 @@ class Layer:
         passes = []
         for pair in self.seen.pairs:
             if self._has_chain:
-                h = consumed_by_chain(
-                    self.model, self.width, self.route, fan_in, pair.H_prev, pair.call, self.now.seed
-                )
+                h = consumed_by_chain(self.model, self.width, self.route, fan_in, pair.H_prev, pair.call, self.now.seed)
             else:
                 h = self._trials.consumed(fan_in, pair.H_prev, pair.call, self.now.seed)
             passes.append(Pass(pair.H, h, pair.D))
@@ -313,8 +311,10 @@ class Layer:
         old = self.tensor(axis)
         fan_in = self.now.fan_ins.get(axis.tensor) if axis.role == "producer" else None
         rows = self.width.new_entries(axis, count, old, generator, fan_in).movedim(axis.axis, 0)
-        order = self.width.new_positions(axis, count).flatten().argsort().argsort()
-        new: Tensor = rows[order.to(rows.device)].unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
+        positions = self.width.new_positions(axis, count).flatten()
+        if bool((positions.diff() < 0).any()):
+            rows = rows[positions.argsort().argsort().to(rows.device)]
+        new: Tensor = rows.unflatten(0, (count, axis.per_neuron))  # type: ignore[no-untyped-call]
         return new
 
     def as_fan_in(self, new: Tensor) -> Tensor:

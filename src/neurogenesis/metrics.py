@@ -10,6 +10,8 @@ Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neur
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -204,29 +206,98 @@ def best_candidates(
         >>> best_candidates(H, torch.tensor([[0.7, 0.7, 0.0], [0.0, 0.0, 1.0]]), 1)
         tensor([1])
     """
+    products = products_of([(_checked(H), _checked(candidates))])
+    return best_by_products(products, k, metric, lambda i: singular_sum(H, candidates[i]), eps=eps, worst=worst)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Products of activations in double precision, summed over n samples.
+
+    Args:
+        gram: HHᵀ, neurons x neurons. If there are fewer samples than neurons, R of H = QR replaces H: it has fewer rows
+            and, with any row appended, the same singular values.
+        cross: cHᵀ of each candidate c, candidates x neurons.
+        squares: ‖c‖² of each candidate.
+        n: number of samples.
+    """
+
+    gram: Tensor
+    cross: Tensor
+    squares: Tensor
+    n: int
+
+    @property
+    def finite(self) -> bool:
+        """Whether all activations of the candidates are finite."""
+        return bool(self.squares.isfinite().all())
+
+
+def products_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Products:
+    """Products of present neurons and candidates, from parts of both with the same samples, neurons x samples."""
+    parts = list(parts)
+    M, n = parts[0][0].shape[0], sum(part.shape[1] for part, _ in parts)
+    if n < M:
+        H, candidates = (torch.cat(each, 1) for each in zip(*parts, strict=True))
+        parts = [(torch.linalg.qr(doubled(H), mode="r").R, candidates)]
+        M = n
+    rows = parts[0][1].shape[0]
+    wide = doubled(parts[0][1][:1, :1]).dtype
+    gram, cross = (parts[0][1].new_zeros(size, M, dtype=wide) for size in (M, rows))
+    squares = gram.real.new_zeros(rows)
+    for own, new in parts:
+        size = max(1, _CHUNK_ENTRIES // max(M, rows))
+        for h, c in zip(own.split(size, 1), new.split(size, 1), strict=True):  # type: ignore[no-untyped-call]
+            h, c = h.to(wide), c.to(wide, copy=True)
+            gram.addmm_(h, h.mH)
+            cross.addmm_(c, h.mH)
+            squares += torch.view_as_real(c).square_().sum((1, 2)) if c.is_complex() else c.square_().sum(1)
+    return Products(gram, cross, squares, n)
+
+
+_CHUNK_ENTRIES = 2**16  # entries converted to double precision at a time: 512 kB, which stay in the cache
+
+
+def best_by_products(
+    products: Products,
+    k: int,
+    metric: Metric,
+    exact_sum: Callable[[int], float],
+    *,
+    eps: float = 0.01,
+    worst: bool = False,
+) -> Tensor:
+    """Same as `best_candidates`, from products.
+
+    Args:
+        products: products of the present neurons and the candidates.
+        k: number of candidates to pick.
+        metric: "effective_dimension" or "orthogonality".
+        exact_sum: maps the index of a candidate to the sum of singular values with it, to sort near ties.
+        eps: threshold of the effective rank.
+        worst: pick the candidates with the lowest metric instead, lowest first.
+    """
     if metric not in METRICS:
         raise ValueError(f"unknown metric {metric!r}: expected {' or '.join(METRICS)}")
-    if not 0 <= k <= len(candidates):
-        raise ValueError(f"cannot pick {k} of {len(candidates)} candidates")
+    if not 0 <= k <= len(products.squares):
+        raise ValueError(f"cannot pick {k} of {len(products.squares)} candidates")
     if metric == "orthogonality":
-        scores = orthogonality_with(H, candidates)
-        return scores.argsort(descending=not worst, stable=True)[:k]
-    raises, sums = rank_and_sum_with(H, candidates, eps)
+        return _orthogonality_with(products).argsort(descending=not worst, stable=True)[:k]
+    raises, sums = _rank_and_sum_with(products, eps)
     sign = -1.0 if worst else 1.0
     order = _lexicographic(sign * raises.double(), sign * sums)
-    return _resolve_ties(order, raises, sums, k, H, candidates, sign)[:k]
+    return _resolve_ties(order, raises, sums, k, lambda i: sign * exact_sum(i))[:k]
 
 
-def orthogonality_with(H: Tensor, candidates: Tensor) -> Tensor:
+def _orthogonality_with(products: Products) -> Tensor:
     r"""Orthogonality of H with one candidate c appended, for each candidate.
 
     From :math:`\|G'\|_F^2 = \|G\|_F^2 + 2\|Hc\|^2 + \|c\|^4` and :math:`\|H'\|_F^2 = \|H\|_F^2 + \|c\|^2`.
     """
-    matrix, rows = _as_matrix(H), _as_matrix(candidates)
-    squares = _abs_squared(rows).sum(1)
-    norms = _abs_squared(matrix).sum() + squares
-    gram = _abs_squared(_smaller_gram(matrix)).sum() + 2 * _abs_squared(rows @ matrix.mH).sum(1) + squares.square()
-    gaps = (gram / norms.square().clamp_min(torch.finfo(norms.dtype).tiny) - 1 / matrix.shape[1]).clamp_min(0)
+    squares = products.squares
+    norms = products.gram.trace().real + squares
+    gram = _abs_squared(products.gram).sum() + 2 * _abs_squared(products.cross).sum(1) + squares.square()
+    gaps = (gram / norms.square().clamp_min(torch.finfo(norms.dtype).tiny) - 1 / products.n).clamp_min(0)
     return torch.where(norms > 0, 1 - gaps.sqrt(), 0.0)
 
 
@@ -243,7 +314,11 @@ def rank_and_sum_with(H: Tensor, candidates: Tensor, eps: float = 0.01) -> tuple
     which is computed by the trapezoidal rule in log t. It converges exponentially and takes two matrix products for
     all candidates together.
     """
-    eigenvalues, b_squared, c0 = _append_terms(_as_matrix(H), _as_matrix(candidates))
+    return _rank_and_sum_with(products_of([(_checked(H), _checked(candidates))]), eps)
+
+
+def _rank_and_sum_with(products: Products, eps: float) -> tuple[Tensor, Tensor]:
+    eigenvalues, b_squared, c0 = _append_terms(products)
     distance = eigenvalues - eps**2
     # Treat an eigenvalue equal to the threshold as just below it, to avoid a division by zero.
     distance = torch.where(distance == 0, -torch.finfo(distance.dtype).tiny, distance)
@@ -253,16 +328,20 @@ def rank_and_sum_with(H: Tensor, candidates: Tensor, eps: float = 0.01) -> tuple
 
 def singular_sum_with(H: Tensor, candidates: Tensor) -> Tensor:
     """Rise of the sum of singular values when one candidate is appended, for each; differentiable in the candidates."""
-    return _sum_increments(*_append_terms(_as_matrix(H), doubled(candidates)))
-
-
-def _append_terms(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Eigenvalues of the Gram matrix, and b_i^2 and c_0 of each appended row; see `rank_and_sum_with`."""
+    matrix, rows = _as_matrix(H), doubled(candidates)
     n = matrix.shape[1]
-    eigenvalues, vectors = torch.linalg.eigh(matrix @ matrix.mH / n)
+    if n < len(matrix):
+        matrix = torch.linalg.qr(matrix, mode="r").R
+    squares = torch.linalg.vector_norm(rows, dim=1).square()
+    return _sum_increments(*_append_terms(Products(matrix @ matrix.mH, rows @ matrix.mH, squares, n)))
+
+
+def _append_terms(products: Products) -> tuple[Tensor, Tensor, Tensor]:
+    """Eigenvalues of the Gram matrix, and b_i^2 and c_0 of each appended row; see `rank_and_sum_with`."""
+    eigenvalues, vectors = torch.linalg.eigh(products.gram / products.n)
     eigenvalues = eigenvalues.clamp_min(0)
-    c0 = torch.linalg.vector_norm(rows, dim=1).square() / n
-    b_squared = _abs_squared(rows @ matrix.mH @ vectors / n)
+    c0 = products.squares / products.n
+    b_squared = _abs_squared(products.cross @ vectors / products.n)
     # Remove rounding errors in directions outside the range of H; elsewhere b_i^2 <= lambda_i c_0 holds anyway.
     b_squared = b_squared.where(eigenvalues > _EIGENVALUE_TOLERANCE * len(eigenvalues) * eigenvalues.max(), 0.0)
     return eigenvalues, b_squared.minimum(c0[:, None] * eigenvalues), c0
@@ -297,9 +376,7 @@ def _lexicographic(first: Tensor, second: Tensor) -> Tensor:
     return order[first[order].argsort(descending=True, stable=True)]
 
 
-def _resolve_ties(
-    order: Tensor, raises: Tensor, sums: Tensor, k: int, H: Tensor, candidates: Tensor, sign: float
-) -> Tensor:
+def _resolve_ties(order: Tensor, raises: Tensor, sums: Tensor, k: int, exact_sum: Callable[[int], float]) -> Tensor:
     """Sort neighbors whose sums are too close for the quadrature by their exact sums of singular values."""
     ordered = order.tolist()
     close = _RELATIVE_BOTTOM * float(sums.abs().max())  # the quadrature does not resolve smaller differences
@@ -309,7 +386,7 @@ def _resolve_ties(
         while stop < len(ordered) and _nearly_tied(ordered[stop - 1], ordered[stop], raises, sums, close):
             stop += 1
         if stop - start > 1:
-            exact = {i: sign * _singular_sum(H, candidates[i]) for i in ordered[start:stop]}
+            exact = {i: exact_sum(i) for i in ordered[start:stop]}
             ordered[start:stop] = sorted(ordered[start:stop], key=lambda i: -exact[i])
         start = stop
     return torch.tensor(ordered, dtype=torch.long, device=order.device)
@@ -319,14 +396,19 @@ def _nearly_tied(a: int, b: int, raises: Tensor, sums: Tensor, close: float) -> 
     return bool(raises[a] == raises[b]) and abs(float(sums[a] - sums[b])) <= close
 
 
-def _singular_sum(H: Tensor, candidate: Tensor) -> float:
+def singular_sum(H: Tensor, candidate: Tensor) -> float:
+    """Sum of singular values of H with one candidate appended."""
     return float(torch.linalg.svdvals(torch.cat([_as_matrix(H), _as_matrix(candidate[None])])).sum())
 
 
 def _as_matrix(H: Tensor) -> Tensor:
+    return doubled(_checked(H))
+
+
+def _checked(H: Tensor) -> Tensor:
     if H.ndim != 2 or 0 in H.shape:
         raise ValueError(f"expected a non-empty matrix of neurons x samples, got shape {tuple(H.shape)}")
-    return doubled(H.detach())
+    return H.detach()
 
 
 def doubled(tensor: Tensor) -> Tensor:

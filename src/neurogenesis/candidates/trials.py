@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..passes.buffers import Activations, Buffer
-from ..passes.replay import Call, Watch, replay
+from ..passes.replay import Call, Watch, replay, replays
 from ..passes.routes import Route, select_neurons
 from ..passes.seen import NotFinite, Pair, check_finite
 from ..structure.axes import Axis
 from ..structure.widths import Width
 from .grown import grown_tensors
+from .recorded import RecordedChain
 
 Attributes = Sequence[tuple[nn.Module, str, int]]
 
@@ -55,14 +56,41 @@ class Trials:
     buffer: Buffer | None
 
     def activations(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
-        """Activations of the present neurons and of candidates on the model's latest inputs."""
-        runs = self._runs(self._calls, seed, Candidates(fan_in), gradients=gradients)
-        limit = 0 if self.buffer is None else self.buffer.limit
-        with torch.set_grad_enabled(gradients):
-            H, new = (Activations([seen[key] for seen in runs]).latest(limit) for key in ("H", "new"))
-        if not (H.finite and new.finite):
+        """Activations of the present neurons, which are finite, and of candidates on the model's latest inputs."""
+        found = None if gradients else self.in_chains(fan_in, seed)
+        H, new = self.in_model(fan_in, seed, gradients) if found is None else found
+        if not H.finite:
             raise NotFinite(f"activations of {self.width.name}")
         return H, new
+
+    def in_model(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
+        """Activations of the present neurons and of candidates, from runs of the model with both."""
+        runs = self._runs(self._calls, seed, Candidates(fan_in), gradients=gradients)
+        with torch.set_grad_enabled(gradients):
+            H, new = (Activations([seen[key] for seen in runs]).latest(self._limit) for key in ("H", "new"))
+        return H, new
+
+    @torch.no_grad()
+    def in_chains(self, fan_in: Tensor, seed: int) -> tuple[Activations, Activations] | None:
+        """Same as `in_model`, but several times faster: candidates run alone; None if they cannot."""
+        if not RecordedChain.possible(self.model, self.route) or any(call.autocast is not None for call in self._calls):
+            return None
+        H: list[Tensor] = []
+        new: list[Tensor] = []
+        missing = self._limit
+        with replays(self.model, seed=seed) as run:
+            for call in reversed(self._calls):
+                if missing <= 0:
+                    break
+                chain = RecordedChain(self.model, self.width, self.route)
+                run(call, chain.watches)
+                if not chain.complete:
+                    return None
+                parts = chain.candidates(fan_in, missing)
+                new[:0] = parts
+                H[:0] = chain.present[-missing:].split([len(part) for part in parts])  # type: ignore[no-untyped-call]
+                missing -= len(chain.present)
+        return Activations(H), Activations(new)
 
     def inputs_and_outputs(self, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs H_prev and outputs Z of the producer on the model's latest inputs, features x samples."""
@@ -94,6 +122,10 @@ class Trials:
             total = [t + g for t, g in zip(total, gradients, strict=True)]
         check_finite(total, f"gradients of {self.width.name}")
         return total[0], total[1]
+
+    @property
+    def _limit(self) -> int:
+        return 0 if self.buffer is None else self.buffer.limit
 
     @property
     def _calls(self) -> Sequence[Call]:

@@ -376,7 +376,7 @@ class Grower:
                     values,
                     changes,
                     generator=self.generator,
-                    fan_ins=self._fan_ins(layer),  # other widths may have grown since
+                    fan_ins=self._fan_ins(layer) if done else layer.now.fan_ins,  # other widths may have grown since
                 )
                 surgery.apply(plan)
                 done.append(plan)

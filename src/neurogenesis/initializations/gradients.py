@@ -94,6 +94,8 @@ _ITERATIONS = 20  # of subspace iteration: the error at singular value s falls b
 def _left_singular_vectors(matrix: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Leading left singular vectors as columns, at least `count`, and their singular values, largest first."""
     if min(matrix.shape) <= _MAX_EXACT_SVD:
+        if matrix.shape[1] > matrix.shape[0]:  # A = LQ: the left singular vectors of A are those of L
+            matrix = torch.linalg.qr(matrix.T, mode="r").R.T
         vectors, singular, _ = torch.linalg.svd(matrix, full_matrices=False)
         return vectors, singular
     # Large matrices: subspace iteration with a fixed seed.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import metrics
 from ..layer import Layer, Requirement, scaled_like
 from ..metrics import Metric
+from ..passes.seen import NotFinite
 from .base import Initialization, Neurons, candidate_count, parameter_values
 
 
@@ -46,11 +47,21 @@ class Select(Initialization):
     def best(self, layer: Layer, fan_in: Tensor, count: int) -> Neurons:
         """Select the best of the given candidates."""
         H, new = layer.trial(fan_in)
+        products = H.products(new)
+        if not products.finite:
+            raise NotFinite(f"activations of {layer.name}")
         if self.metric == "orthogonality" and layer.convolutional:
             scores = _orthogonality_of_images(H.samples, new.samples)
             best = scores.argsort(descending=not self.least, stable=True)[:count]
         else:
-            best = metrics.best_candidates(H.matrix, new.matrix, count, self.metric, eps=self.eps, worst=self.least)
+            best = metrics.best_by_products(
+                products,
+                count,
+                self.metric,
+                lambda i: metrics.singular_sum(H.matrix, new.of(i)),
+                eps=self.eps,
+                worst=self.least,
+            )
         return Neurons(count, parameter_values(layer, layer.producer, fan_in[best.to(fan_in.device)]))
 
 

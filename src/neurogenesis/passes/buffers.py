@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .. import metrics
 from ..structure.axes import named_tensors
 from ..structure.widths import Width
-from .replay import Call, Watch, replay
+from .replay import Call, Watch, replays
 from .routes import Route, select_neurons
 
 
@@ -46,6 +46,15 @@ class Activations:
     def matrix(self) -> Tensor:
         """All activations as one matrix, neurons x columns."""
         return torch.cat([metrics.by_neuron(batch) for batch in self.batches], 1)
+
+    def of(self, neuron: int) -> Tensor:
+        """All activations of one neuron."""
+        return torch.cat([batch[:, neuron].flatten() for batch in self.batches])
+
+    def products(self, candidates: Activations) -> metrics.Products:
+        """Products of these neurons and of candidates on the same samples, in batches of the same sizes."""
+        parts = zip(self.batches, candidates.batches, strict=True)
+        return metrics.products_of((metrics.by_neuron(own), metrics.by_neuron(new)) for own, new in parts)
 
     def latest(self, samples: int) -> Activations:
         """Keep only the latest samples."""
@@ -249,23 +258,24 @@ class Buffer:
         """Run the model on all inputs, up to the last of the points, and record the activations there."""
         batches: dict[str, list[Tensor]] = {name: [] for name in points}
         modes = [(module, "training", mode) for module, mode in self._training_modes if module.training != mode]
-        for call in self.calls:
-            seen: dict[str, Tensor] = {}
+        seen: dict[str, Tensor] = {}
 
-            def record(name: str, module: nn.Module, h: Tensor, seen: dict[str, Tensor] = seen) -> None:
-                if name not in seen:  # of a layer called more than once, the first call counts
-                    point = points[name]
-                    values = select_neurons(h.detach(), module, point.positions, point.in_order)
-                    # A module's output may be modified in place, as in `out += x`; a trainable module's input may not.
-                    learns = point.side == "input" and module.weight.requires_grad
-                    seen[name] = values if learns else values.clone()
+        def record(name: str, module: nn.Module, h: Tensor) -> None:
+            if name not in seen:  # of a layer called more than once, the first call counts
+                point = points[name]
+                values = select_neurons(h.detach(), module, point.positions, point.in_order)
+                # A module's output may be modified in place, as in `out += x`; a trainable module's input may not.
+                learns = point.side == "input" and module.weight.requires_grad
+                seen[name] = values if learns else values.clone()
 
-            watches = []
-            for name, point in points.items():
-                module = self.model.get_submodule(point.module)
-                watches.append(Watch(module, point.side, partial(record, name, module)))
-            call = call.copied() if self.inputs_overwritten else call
-            replay(self.model, call, watches, tensors=tensors, attributes=[*modes, *attributes], seed=self.seed)
-            for name, values in seen.items():
-                batches[name].append(values)
+        watches = []
+        for name, point in points.items():
+            module = self.model.get_submodule(point.module)
+            watches.append(Watch(module, point.side, partial(record, name, module)))
+        with replays(self.model, tensors=tensors, attributes=[*modes, *attributes], seed=self.seed) as run:
+            for call in self.calls:
+                seen.clear()
+                run(call.copied() if self.inputs_overwritten else call, watches)
+                for name, values in seen.items():
+                    batches[name].append(values)
         return {name: Activations(own).latest(self.limit) for name, own in batches.items() if own}

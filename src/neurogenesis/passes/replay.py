@@ -6,7 +6,7 @@ as every watched module has run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -101,49 +101,76 @@ def replay(
         gradients: whether to record the graph for a backward pass.
         evaluation: whether to run in evaluation mode.
     """
-    pending = list(watches)
-    replacements = {name: buffer.clone() for name, buffer in model.named_buffers()} | dict(tensors or {})
+    if evaluation:
+        attributes = [*attributes, *((module, "training", False) for module in model.modules())]
+    with replays(model, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients) as run:
+        run(call, watches)
 
-    def act(watch: Watch, tensor: Tensor) -> Tensor | None:
-        result = watch.action(tensor)
-        if watch in pending:
-            pending.remove(watch)
-            if not pending:
-                raise _StopRun
-        return result
 
-    with ExitStack() as stack:
-        stack.enter_context(internal_run(model))
-        stack.enter_context(restoring_attributes(model))  # a model may count its calls or store results
-        for watch in watches:
-            stack.callback(observe(watch.module, watch.side, partial(act, watch)).remove)
-        stack.enter_context(temporary_attributes(attributes))
-        if evaluation:
-            stack.enter_context(temporary_attributes([(module, "training", False) for module in model.modules()]))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(as_called(model, call, seed))
-        stack.enter_context(torch.set_grad_enabled(gradients))
-        with suppress(_StopRun):
-            if replacements:
-                torch.func.functional_call(model, replacements, call.args, call.kwargs, strict=False)
-            else:
-                model(*call.args, **call.kwargs)
+@contextmanager
+def replays(
+    model: nn.Module,
+    *,
+    tensors: Mapping[str, Tensor] | None = None,
+    attributes: Sequence[tuple[nn.Module, str, Any]] = (),
+    seed: int = 0,
+    gradients: bool = False,
+) -> Iterator[Callable[[Call, Sequence[Watch]], None]]:
+    """Context with a function that runs the model on a call until every watch has acted; arguments as in `replay`."""
+    devices = {tensor.device for tensor in model.parameters()}
+
+    def run(call: Call, watches: Sequence[Watch]) -> None:
+        pending = list(watches)
+        replacements = {name: buffer.clone() for name, buffer in model.named_buffers()} | dict(tensors or {})
+
+        def act(watch: Watch, tensor: Tensor) -> Tensor | None:
+            result = watch.action(tensor)
+            if watch in pending:
+                pending.remove(watch)
+                if not pending:
+                    raise _StopRun
+            return result
+
+        with ExitStack() as stack:
+            stack.enter_context(restoring_attributes(model))  # a model may count its calls or store results
+            for watch in watches:
+                stack.callback(observe(watch.module, watch.side, partial(act, watch)).remove)
+            if call.autocast is not None:
+                stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
+            _seed(devices, seed)
+            with torch.set_grad_enabled(gradients), suppress(_StopRun):
+                if replacements:
+                    torch.func.functional_call(model, replacements, call.args, call.kwargs, strict=False)
+                else:
+                    model(*call.args, **call.kwargs)
+
+    with (
+        internal_run(model),
+        temporary_attributes(attributes),
+        torch.random.fork_rng(devices=_cuda(devices)),
+        torch.compiler.set_stance("force_eager"),
+    ):
+        yield run
 
 
 @contextmanager
 def as_called(model: nn.Module, call: Call, seed: int) -> Iterator[None]:
     """Set the autocast mode of a call, and a seed; torch's random state is restored afterwards."""
-    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
+    devices = {tensor.device for tensor in model.parameters()}
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=devices))
+        stack.enter_context(torch.random.fork_rng(devices=_cuda(devices)))
         if call.autocast is not None:
             stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
-        _seed(model, seed)
+        _seed(devices, seed)
         yield
 
 
-def _seed(model: nn.Module, seed: int) -> None:
-    if all(tensor.device.type == "cpu" for tensor in model.parameters()):
+def _cuda(devices: Iterable[torch.device]) -> list[int]:
+    return [device.index for device in devices if device.type == "cuda"]
+
+
+def _seed(devices: Iterable[torch.device], seed: int) -> None:
+    if all(device.type == "cpu" for device in devices):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace per absent backend
     else:
         torch.manual_seed(seed)

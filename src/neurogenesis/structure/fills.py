@@ -53,7 +53,8 @@ def balanced(new: Tensor, common: Tensor) -> Tensor:
     square = s @ s
     if len(s) == 1 or not square > 0:
         return new
-    return (flat - (1 - 1 / len(s)) * torch.outer(flat @ s / square, s)).reshape(new.shape)
+    along = torch.outer(flat @ s / square, s).mul_(1 - 1 / len(s))
+    return torch.sub(flat, along, out=along).reshape(new.shape)
 
 
 def new_values(
@@ -80,7 +81,8 @@ def _random_rows(
 ) -> Tensor:
     device = "cpu" if generator is None else generator.device
     parts = (*shape, 2) if rows.is_complex() else shape
-    noise = torch.rand(parts, generator=generator, device=device) * 2 - 1
+    # In place where possible: there may be thousands of rows.
+    noise = torch.rand(parts, generator=generator, device=device).mul_(2).sub_(1)
     noise = (torch.view_as_complex(noise) if rows.is_complex() else noise).to(rows)
     inputs, receptive = rows[0].numel(), rows[0, 0].numel() if rows.ndim > 1 else 1
     noise *= (6 / (inputs + rows.shape[0] * receptive)) ** 0.5

@@ -96,6 +96,8 @@ def _is_resized(structure: Structure, atom: Atom, places: Mapping[tuple[str, int
 
 def _parts(structure: Structure, of: Structure, atom: Atom) -> list[Atom] | None:
     """The atoms that together make up an atom of another structure of the same model; None if there are none."""
+    if structure is of:
+        return [atom]
     owned = {(name, axis): owners(of.axes[name][axis], atom) for name, axis in of.places[atom]}
     candidates = dict.fromkeys(leaf for name, axis in owned for leaf in leaves(structure.axes[name][axis]))
     parts, left = [], {place: owner.clone() for place, owner in owned.items()}

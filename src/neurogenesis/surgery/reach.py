@@ -48,10 +48,10 @@ def fan_ins_of(model: nn.Module, width: Width, initial: int, optimizers: Sequenc
         # Not `width.positions`, which caches them: growth should use no more memory than the new neurons need.
         term = width.structure.axes[axis.tensor][axis.axis]
         first = positions_of(term, width.atom)[:initial].flatten().to(parameter.device)
-        rows = parameter.detach().movedim(axis.axis, 0)[first]
+        rows = parameter.detach().movedim(axis.axis, 0).index_select(0, first)
         mean = float(rows.flatten(1).norm(dim=1).mean())
         strength = input_strength(parameter, optimizers)
-        common = None if strength is None else strength.movedim(axis.axis, 0)[first].mean(0)
+        common = None if strength is None else strength.movedim(axis.axis, 0).index_select(0, first).mean(0)
         result[axis.tensor] = FanIn(mean + min(mean, far[axis.tensor] * rows[0].numel() ** 0.5), common)
     return result
 
