@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import neurogenesis as ng
-from neurogenesis.candidates.windows import RIDGE, Pass, Window, fan_out_gradient, fit
-from neurogenesis.structure.tracing import call_model
+from neurogenesis.candidates.windows import fan_out_gradient
 from neurogenesis.surgery.plan import plan_neurons
 from tests.cases import CASES, Case
-from tests.growing import loss_of, mlp, small_vgg, step
+from tests.growing import loss_of
 from tests.promises import unsettle, without_chance
 
 COUNT = 3
@@ -69,9 +67,7 @@ def layer_of(case: Case, name: str) -> tuple[nn.Module, ng.Layer]:
 
 
 @pytest.mark.parametrize(("case", "name", "chained"), SUPPORTED, ids=IDS)
-def test_fan_out_gradients_are_those_of_an_explicit_run_with_the_neurons(
-    case: Case, name: str, chained: bool
-) -> None:
+def test_fan_out_gradients_are_those_of_an_explicit_run_with_the_neurons(case: Case, name: str, chained: bool) -> None:
     model, layer = layer_of(case, name)
     others = [axis for axis in layer.width.producers if axis.module != layer.producer.module]
     if others:
@@ -85,7 +81,9 @@ def test_fan_out_gradients_are_those_of_an_explicit_run_with_the_neurons(
     grown = copy.deepcopy(model)
     grown.zero_grad()
     width = ng.widths(grown, case.example)[name]
-    zeros = torch.zeros(COUNT, layer.consumer.per_neuron, *layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0)[0].shape)
+    zeros = torch.zeros(
+        COUNT, layer.consumer.per_neuron, *layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0)[0].shape
+    )
     values = {
         (layer.producer.tensor, layer.producer.axis): layer.values(layer.producer, fan_in),
         (layer.consumer.tensor, layer.consumer.axis): layer.values(layer.consumer, zeros),
@@ -112,7 +110,11 @@ def test_most_models_take_the_shortcut() -> None:
     assert len(SUPPORTED) > 30
 
 
-@pytest.mark.parametrize(("case", "name", "chained"), [s for s in SUPPORTED if s[2]], ids=[i for i, s in zip(IDS, SUPPORTED, strict=True) if s[2]])
+@pytest.mark.parametrize(
+    ("case", "name", "chained"),
+    [s for s in SUPPORTED if s[2]],
+    ids=[i for i, s in zip(IDS, SUPPORTED, strict=True) if s[2]],
+)
 def test_the_shortcut_gives_the_same_as_a_run_of_the_model(case: Case, name: str, chained: bool) -> None:
     _, layer = layer_of(case, name)
     fan_in = layer.random_fan_in(COUNT, torch.Generator().manual_seed(1))

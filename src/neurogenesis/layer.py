@@ -25,7 +25,7 @@ from .structure.fills import FanIn
 from .structure.weight_norm import lengths_of, weight_of
 from .structure.widths import Width
 
-Requirement = Literal["activations", "gradients", "trials"]  # what triggers and initializations may use
+Requirement = Literal["activations", "gradients", "gradient norms", "trials"]  # of triggers and initializations
 LossWith = Callable[[Mapping[tuple[str, int], Tensor]], float]
 
 
@@ -294,7 +294,6 @@ class Layer:
             else:
                 h = self._trials.consumed(fan_in, pair.H_prev, pair.call, self.now.seed)
             passes.append(Pass(pair.H, h, pair.D))
-        check_finite([tensor for each in passes for tensor in each], f"activations or gradients of {self.name}")
         return passes
 
     @property

@@ -16,12 +16,12 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from . import metrics
-from .defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .candidates.windows import Window
+from .defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
 from .passes.buffers import Activations, Untrained
-from .passes.seen import NotFinite
+from .passes.seen import NotFinite, check_finite
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class Decision:
         count: number of neurons to add.
         metric: what was measured.
         threshold: what it was compared with.
-        done: whether the trigger need not be asked again about this layer, unless another one grows.
+        wait: number of gradient steps until the trigger must be asked again about this layer; if infinite, only after
+            another one has grown. By default the grower decides.
     """
 
     count: int
     metric: float | None = None
     threshold: float | None = None
-    done: bool = False
+    wait: float | None = None
 
 
 class Trigger:
@@ -47,7 +48,8 @@ class Trigger:
     Store numbers that are needed at later steps in ``layer.memory``, which is saved with the `Grower`.
 
     Attributes:
-        needs: what the trigger requires ("activations", "gradients", "trials"); widths without it do not grow.
+        needs: what the trigger requires ("activations", "gradients", "gradient norms", "trials"); widths without it do
+            not grow.
         patient: whether the trigger may be asked less often while it returns 0.
 
     Example:
@@ -266,7 +268,7 @@ class Gradient(Trigger):
 
     scale: float = 0.5
     mean: bool = False
-    needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients"})
+    needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients", "gradient norms"})
     patient: ClassVar[bool] = True
 
     def __call__(self, layer: Layer) -> Decision:
@@ -290,29 +292,32 @@ class Gradient(Trigger):
         return Decision(int((singular > threshold).sum()), float(singular[-1]), threshold)
 
 
-_FIRST_CHECK = 5  # steps
-RHO = 0.25
-
-
 @dataclass(frozen=True)
 class Need(Trigger):
     r"""Grow while new neurons would learn something that the present ones cannot.
 
     Would-be neurons with random fan-in and no fan-out are watched over a window of gradient steps: which gradient would
-    their fan-out get, without the part that the present neurons and the bias of the next layer can express? The layer
-    grows if this gradient points in a direction that lasts, that is, if
+    their fan-out get, without the part that the present neurons and the bias of the next layer can express? With
 
     .. math:: z = K \frac{\text{squared norm of the mean gradient}}{\text{variance of the gradient}}
-              > \max(1, 3 \sigma_z)
 
-    where K is the number of steps so far and :math:`\sigma_z` the standard error of z without signal (see
-    `neurogenesis.candidates.windows`). It is asked after 1/4, 1/2 and the whole of the window, so a layer with great need
-    grows sooner. It grows by a quarter of z times its size, but at most by its size: the more the need, the more neurons.
-    If the whole window ends without growth, the layer is done until another layer grows.
+    over the K steps so far, and the standard error :math:`\sigma` of z if there is only noise (see
+    `neurogenesis.candidates.windows`), the layer grows if
+
+    - the gradient lasts: :math:`z > K / window`, and it is not noise: :math:`z > 3 \sigma`;
+    - the present neurons have had their turn: z is larger than a quarter of the z of their own fan-outs.
+
+    It grows by z / 4 of its size, at least by an eighth and at most by all of it. Layers are asked after 5, 10, 20, ...
+    steps, so one with great need grows soon, and little need is measured carefully. A layer whose gradients are noise
+    over the whole window is done, until another layer grows. Steps are those that are looked at: the first twenty
+    of a window, and then every eighth one.
+
+    The reported metric is the z that a whole window would have, :math:`z \cdot window / K`, and the threshold is scaled
+    in the same way.
 
     Args:
-        window: number of gradient steps in the window. A layer grows while the signal-to-noise ratio of a single step
-            is larger than 1 / window.
+        window: number of gradient steps in a window. Its inverse is the signal-to-noise ratio of a single step below
+            which new neurons are not worth their cost.
         candidates: number of would-be neurons.
     """
 
@@ -321,42 +326,65 @@ class Need(Trigger):
     needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients", "trials"})
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 8), ("candidates", 1)):
+        for name, least in (("window", _FIRST_CHECK), ("candidates", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}: expected an integer of at least {least}, not {value!r}")
 
     def __call__(self, layer: Layer) -> Decision:
         assert layer.seen is not None
-        last = Decision(0, *layer.memory.get("latest", (None, None)))
+        latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
         if not layer.has_gradients:
-            return last  # no backward pass has reached the layer
-        saved = layer.memory.pop("window", None)
-        window = None if saved is None else Window.from_state(saved)
-        if window is None or window.shapes != layer.seen.shapes:
-            generator = torch.Generator().manual_seed(layer.now.seed)
-            fan_in = layer.random_fan_in(self.candidates, generator)
-            inputs = layer.tensor(layer.consumer).shape[layer.consumer.axis]
-            window = Window(fan_in, torch.randperm(inputs, generator=generator)[: self.candidates], layer.seen.shapes)
-        checks = {_FIRST_CHECK * 2**number for number in range(20)} | {self.window}
+            return Decision(0, *latest)  # no backward pass has reached the layer
+        window = self._window(layer)
         consumer = layer.model.get_submodule(layer.consumer.module)
         passes = layer.passes_with(window.fan_in)
-        window = window.fitted(consumer, passes, due=window.coefficients is None or window.steps in checks)
+        window = window.fitted(consumer, passes, window.coefficients is None or window.steps in self._checks)
         if window.coefficients is not None:
             window = window.with_step(consumer, passes)
-        if window.steps not in checks:
+            check_finite([window.blocks[-1]], f"activations or gradients of {layer.name}")
+        wait = 1 if window.steps < _EVERY_STEP else _THEN_EVERY
+        if window.steps not in self._checks:
             layer.memory["window"] = window.state()
-            return last
-        z, error, present = (number * self.window / window.steps for number in window.statistics())
-        significant = max(1.0, 3 * error)
-        threshold = max(significant, RHO * present)
-        layer.memory["latest"] = z, threshold
-        if z > threshold:
-            return Decision(max(1, _floor(min(z / 4, 1.0) * layer.size)), z, threshold)
+            return Decision(0, *latest, wait=wait)
+        z, error, present = window.statistics()
+        whole = self.window / window.steps
+        noise = max(1.0, 3 * error * whole)
+        metric, threshold = z * whole, max(noise, present * whole / 4)
+        layer.memory["latest"] = metric, threshold
+        if metric > threshold:
+            return Decision(max(1, _floor(min(max(z / 4, 1 / 8), 1.0) * layer.size)), metric, threshold, 1)
         if window.steps < self.window:
             layer.memory["window"] = window.state()
-        return Decision(0, z, threshold, done=window.steps == self.window and z <= significant)
+            return Decision(0, metric, threshold, wait)
+        return Decision(0, metric, threshold, math.inf if metric <= noise else 1)
 
+    def _window(self, layer: Layer) -> Window:
+        """The window in progress, or a new one if there is none or the layer or its neighbours have grown."""
+        assert layer.seen is not None
+        saved = layer.memory.pop("window", None)
+        if saved is not None:
+            window = Window.from_state(saved)
+            if window.shapes == layer.seen.shapes:
+                return window
+        # Of wide fan-outs, few say enough, and they are a noticeable part of a narrow layer's cost.
+        count = min(self.candidates, max(4, layer.size // 16)) if layer.convolutional else self.candidates
+        generator = torch.Generator().manual_seed(layer.now.seed)
+        fan_in = layer.random_fan_in(count, generator)
+        inputs = layer.tensor(layer.consumer).shape[layer.consumer.axis]
+        present = torch.randperm(inputs, generator=generator)[:count]
+        return Window(fan_in, present, layer.seen.shapes)
+
+    @property
+    def _checks(self) -> set[int]:
+        """Numbers of steps in a window after which to decide."""
+        return {_FIRST_CHECK * 2**number for number in range(10) if _FIRST_CHECK * 2**number < self.window} | {
+            self.window
+        }
+
+
+_FIRST_CHECK = 5  # steps: fewer say little about noise
+_EVERY_STEP, _THEN_EVERY = 20, 8  # a window looks at its first steps, and then at every eighth, to save time
 
 Final = int | float | Mapping[str, int | float] | None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from ..passes.replay import Call, as_called, temporary_attributes
 from ..passes.routes import Route
@@ -31,13 +32,20 @@ def consumed_by_chain(
         seed: seed of random operations in the modules.
     """
     assert route.chain is not None
-    with internal_run(model), as_called(model, call, seed):
+    modules = [model.get_submodule(path) for path in route.chain]
+    random = not all(map(_is_deterministic, modules))
+    with internal_run(model), as_called(model, call, seed if random else None):
         x = apply_weights(model.get_submodule(route.producer.module), H_prev, fan_in, route.producer)
-        for path in route.chain:
-            module = model.get_submodule(path)
+        for path, module in zip(route.chain, modules, strict=True):
             tensors = _tensors_of(module, path, width, len(fan_in))
             x = torch.func.functional_call(module, tensors, (x,), strict=False) if tensors else module(x)
     return x.flatten(1) if route.flattened else x
+
+
+def _is_deterministic(module: nn.Module) -> bool:
+    """Whether a module certainly uses no random numbers."""
+    known = type(module).__module__.startswith(("torch.nn.modules.", "neurogenesis."))
+    return known and not isinstance(module, (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d))
 
 
 def _tensors_of(module: nn.Module, path: str, width: Width, count: int) -> dict[str, Tensor]:

@@ -60,7 +60,7 @@ class Window:
         fan_in: weights of the candidates in the producer, count x per neuron x the rest.
         present: some present inputs of the consumer, for comparison.
         shapes: shapes of the producer's and the consumer's weight when the window began.
-        rows: latest rows of [H, h] for the next fit, at most as many as it needs.
+        rows: latest rows of [H, h] for the next fit, by step, about as many as it needs.
         coefficients: the latest fit, (1 + inputs) x columns of candidates; None before there are enough rows.
         steps: number of steps with gradients.
         blocks: sums of gradients of fan-outs over consecutive steps: (candidates and present inputs) x fan-out. All
@@ -71,7 +71,7 @@ class Window:
     fan_in: Tensor
     present: Tensor
     shapes: Shapes
-    rows: Tensor | None = None
+    rows: tuple[Tensor, ...] = ()
     coefficients: Tensor | None = None
     steps: int = 0
     blocks: tuple[Tensor, ...] = ()
@@ -92,26 +92,28 @@ class Window:
         present = sum(each.H.numel() for each in passes) // inputs
         if present >= enough and not due:
             return self
-        rows = torch.cat([sampled_rows(consumer, each, enough) for each in passes])
-        rows = (rows if self.rows is None else torch.cat([self.rows, rows]))[-enough:]
-        if not due or len(rows) < enough:
+        rows = (*self.rows, *(sampled_rows(consumer, each, enough) for each in passes))
+        while sum(map(len, rows[1:])) >= enough:
+            rows = rows[1:]
+        if not due or sum(map(len, rows)) < enough:
             return replace(self, rows=rows)
-        kept = None if present >= enough else rows
-        return replace(self, rows=kept, coefficients=fit(rows[:, :inputs], rows[:, inputs:]))
+        together = torch.cat(rows)
+        coefficients = fit(together[:, :inputs], together[:, inputs:])
+        return replace(self, rows=() if present >= enough else rows, coefficients=coefficients)
 
     def with_step(self, consumer: nn.Module, passes: Sequence[Pass]) -> Window:
         """Add the gradients of a step."""
         assert self.coefficients is not None
-        squares = sum(float(torch.linalg.vector_norm(each.D, dtype=_wide(each.D))) ** 2 for each in passes)
-        scale = (squares / sum(each.D.numel() for each in passes)) ** 0.5 or 1.0
+        total = sum(each.D.numel() for each in passes)
+        norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
+        scale = float(torch.stack(norms).norm()) / total**0.5 or 1.0
         gradients, energies = [], []
         for each in passes:
             r = unexplained(consumer, each.H, each.h, self.coefficients)
-            present = centred(consumer, each.H.to(r.dtype), self.present)
-            D, share = each.D.to(r.dtype) / scale, len(each.D) / sum(len(one.D) for one in passes)
-            gradients.append(fan_out_gradient(consumer, torch.cat([r, present], _channel(consumer)), D))
-            energies.append(torch.cat([_mean_square(consumer, part) for part in (r, present)]) * share)
-        gradient, energy = torch.stack(gradients).sum(0), torch.stack(energies).sum(0)
+            inputs = torch.cat([r, centred(consumer, each.H, self.present).to(r.dtype)], _channel(consumer))
+            gradients.append(fan_out_gradient(consumer, inputs, each.D.to(r.dtype)) / scale)
+            energies.append(_mean_squares(consumer, inputs) * (each.D.numel() / total))
+        gradient, energy = (sum(each[1:], each[0]) for each in (gradients, energies))
         blocks, length = self.blocks, self.block_length
         if self.steps % length == 0:
             if len(blocks) == MAX_BLOCKS:
@@ -161,7 +163,7 @@ def fit(inputs: Tensor, targets: Tensor) -> Tensor:
     gram = (centred.T @ centred).double()
     gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(torch.float32).tiny)
     mixed = (centred.T @ (targets - target_means)).double()
-    slopes = torch.cholesky_solve(mixed, torch.linalg.cholesky(gram)).to(targets.dtype)
+    slopes = torch.cholesky_solve(mixed, torch.linalg.cholesky_ex(gram).L).to(targets.dtype)
     return torch.cat([(target_means - means @ slopes)[None], slopes])
 
 
@@ -184,8 +186,11 @@ def centred(consumer: nn.Module, H: Tensor, columns: Tensor) -> Tensor:
     return chosen - chosen.mean(_all_but_channel(consumer, chosen), keepdim=True)
 
 
-def _mean_square(consumer: nn.Module, part: Tensor) -> Tensor:
-    return part.square().mean(_all_but_channel(consumer, part))
+def _mean_squares(consumer: nn.Module, inputs: Tensor) -> Tensor:
+    """Mean square of each input of the consumer."""
+    norms = torch.linalg.vector_norm(inputs, dim=_all_but_channel(consumer, inputs))
+    squares: Tensor = norms.square() * (len(norms) / inputs.numel())
+    return squares
 
 
 def _all_but_channel(consumer: nn.Module, tensor: Tensor) -> list[int]:

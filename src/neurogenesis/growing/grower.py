@@ -174,7 +174,8 @@ class Grower:
         if "activations" in self.strategy.trigger.needs:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
         self._schedule.start(layer.name for layer in layers)
-        self._taps.watch([layer.seen for layer in layers if layer.seen is not None and layer.bridge is not None])
+        watched = [layer.seen for layer in layers if layer.seen is not None and layer.bridge is not None]
+        self._taps.watch(watched, norms="gradient norms" in self.strategy.uses)
         self._taps.wanted = self._schedule.due(self.steps + 1)
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
@@ -290,7 +291,7 @@ class Grower:
         for layer, decision in decided:
             waits = decision.metric is None and "activations" in trigger.needs  # for more samples
             patient = trigger.patient and not waits
-            self._schedule.record_look(layer.name, self.steps, patient, layer.name in grown, decision.done)
+            self._schedule.record_look(layer.name, self.steps, patient, layer.name in grown, decision.wait)
         if grown:
             self._schedule.reopen()
         return events

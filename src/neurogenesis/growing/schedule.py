@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from ..defaults import MAX_INTERVAL
 
@@ -39,21 +41,25 @@ class Schedule:
             if not state.done and (self.every is not None or step >= state.next_look)
         )
 
-    def record_look(self, name: str, step: int, patient: bool, grown: bool, done: bool = False) -> None:
-        """Set the next look at a width; if its trigger is patient, each look without growth delays it further."""
+    def record_look(self, name: str, step: int, patient: bool, grown: bool, wait: float | None = None) -> None:
+        """Set the next look at a width: after `wait` steps if given; else, if its trigger is patient, each look without
+        growth delays the next one further.
+        """
         state = self._states[name]
         state.quiet = state.quiet + 1 if patient and not grown else 0
-        state.next_look = step + min(max(state.quiet, 1), MAX_INTERVAL)
-        state.done = done
+        state.done = wait == math.inf
+        if wait is None or state.done:
+            wait = min(max(state.quiet, 1), MAX_INTERVAL)
+        state.next_look = step + int(wait)
 
     def reopen(self) -> None:
         """Look again at the widths that are done."""
         for state in self._states.values():
             state.done = False
 
-    def state(self, name: str) -> dict[str, int]:
+    def state(self, name: str) -> dict[str, Any]:
         return asdict(self._states[name])
 
-    def load(self, name: str, saved: Mapping[str, int]) -> None:
-        names = [field.name for field in fields(_LookState)]
-        self._states[name] = _LookState(**{name: saved[name] for name in names if name in saved})
+    def load(self, name: str, saved: Mapping[str, Any]) -> None:
+        known = {field.name for field in fields(_LookState)}
+        self._states[name] = _LookState(**{key: value for key, value in saved.items() if key in known})

@@ -154,14 +154,15 @@ def replays(
 
 
 @contextmanager
-def as_called(model: nn.Module, call: Call, seed: int) -> Iterator[None]:
-    """Set the autocast mode of a call, and a seed; torch's random state is restored afterwards."""
-    devices = {tensor.device for tensor in model.parameters()}
+def as_called(model: nn.Module, call: Call, seed: int | None) -> Iterator[None]:
+    """Set the autocast mode of a call, and a seed if one is given; torch's random state is restored afterwards."""
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=_cuda(devices)))
+        if seed is not None:
+            devices = {tensor.device for tensor in model.parameters()}
+            stack.enter_context(torch.random.fork_rng(devices=_cuda(devices)))
+            _seed(devices, seed)
         if call.autocast is not None:
             stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
-        _seed(devices, seed)
         yield
 
 

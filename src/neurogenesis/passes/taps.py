@@ -48,8 +48,8 @@ class Taps:
             model.register_forward_hook(Hook(self._after_forward), always_call=True),
         ]
 
-    def watch(self, widths: Sequence[Seen]) -> None:
-        """Record the inputs and gradients of widths."""
+    def watch(self, widths: Sequence[Seen], norms: bool = True) -> None:
+        """Record the inputs and gradients of widths and, if `norms`, the norms of their parameters' gradients."""
         self._watched = widths
         for seen in widths:
             route = seen.route
@@ -57,7 +57,7 @@ class Taps:
             self._tap(seen, "H_prev", producer, "input", partial(self._on_input, seen, "H_prev"))
             self._tap(seen, "H", consumer, "input", partial(self._on_input, seen, "H"))
             self._tap(seen, "output", consumer, "output", partial(self._on_output, seen))
-            for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")):
+            for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")) if norms else ():
                 self._tap_gradient(seen, axis, role)
 
     def _tap(self, seen: Seen, what: str, module: nn.Module, side: Any, action: Callable[[Tensor], None]) -> None:
