@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import neurogenesis as ng
-from neurogenesis.candidates.windows import fan_out_gradient
+from neurogenesis.candidates.windows import RIDGE, Pass, Window, fan_out_gradient, sampled_rows
 from neurogenesis.surgery.plan import plan_neurons
 from tests.cases import CASES, Case
-from tests.growing import loss_of
+from tests.growing import loss_of, mlp, small_vgg
 from tests.promises import unsettle, without_chance
 
 COUNT = 3
@@ -56,7 +56,7 @@ def supported_layers() -> Iterator[tuple[Case, str, bool]]:
 
 
 SUPPORTED = list(supported_layers())
-IDS = [f"{case}-{name}" for case, name, _ in SUPPORTED]
+CHAINED = [(case, name) for case, name, chained in SUPPORTED if chained]
 
 
 def layer_of(case: Case, name: str) -> tuple[nn.Module, ng.Layer]:
@@ -66,56 +66,43 @@ def layer_of(case: Case, name: str) -> tuple[nn.Module, ng.Layer]:
     return model, next(layer for layer in grower.layers if layer.name == name)
 
 
-@pytest.mark.parametrize(("case", "name", "chained"), SUPPORTED, ids=IDS)
-def test_fan_out_gradients_are_those_of_an_explicit_run_with_the_neurons(case: Case, name: str, chained: bool) -> None:
+def explicit_gradient(model: nn.Module, layer: ng.Layer, example: Any, fan_in: Tensor) -> Tensor:
+    """Gradient of the fan-outs of neurons that are really there, with zero fan-out."""
+    grown = copy.deepcopy(model)
+    grown.zero_grad()
+    width, consumer = ng.widths(grown, example)[layer.name], layer.consumer
+    zeros = torch.zeros(COUNT, consumer.per_neuron, *layer.tensor(consumer).movedim(consumer.axis, 0).shape[1:])
+    values = {
+        (layer.producer.tensor, layer.producer.axis): layer.values(layer.producer, fan_in),
+        (consumer.tensor, consumer.axis): layer.values(consumer, zeros),
+    }
+    for bias in layer.biases:
+        values[bias.tensor, bias.axis] = torch.zeros(COUNT * bias.per_neuron)
+    plan_neurons(grown, width, COUNT, values, generator=torch.Generator().manual_seed(0)).apply(grown)
+    loss_of(grown.train(), example).backward()
+    gradient = grown.get_parameter(consumer.tensor).grad
+    assert gradient is not None
+    return gradient.movedim(consumer.axis, 0)[width.positions(consumer)[-COUNT:].flatten()].flatten(1)
+
+
+@pytest.mark.parametrize(("case", "name"), [each[:2] for each in SUPPORTED], ids=lambda each: str(each))
+def test_fan_out_gradients_are_those_of_an_explicit_run_with_the_neurons(case: Case, name: str) -> None:
     model, layer = layer_of(case, name)
-    others = [axis for axis in layer.width.producers if axis.module != layer.producer.module]
-    if others:
+    if any(axis.module != layer.producer.module for axis in layer.width.producers):
         pytest.skip("other producers add random values to the new neurons")
+    if case.name == "used_twice":
+        pytest.skip("of a layer that is used twice, the first use is watched")
     fan_in = layer.random_fan_in(COUNT, torch.Generator().manual_seed(1))
     with torch.no_grad():
         passes = layer.passes_with(fan_in)
     consumer = model.get_submodule(layer.consumer.module)
     found = sum(fan_out_gradient(consumer, each.h.to(each.D), each.D) for each in passes)
-
-    grown = copy.deepcopy(model)
-    grown.zero_grad()
-    width = ng.widths(grown, case.example)[name]
-    zeros = torch.zeros(
-        COUNT, layer.consumer.per_neuron, *layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0)[0].shape
-    )
-    values = {
-        (layer.producer.tensor, layer.producer.axis): layer.values(layer.producer, fan_in),
-        (layer.consumer.tensor, layer.consumer.axis): layer.values(layer.consumer, zeros),
-    }
-    for bias in layer.biases:
-        if bias != layer.producer:
-            values[bias.tensor, bias.axis] = torch.zeros(len(layer.values(bias, torch.zeros(COUNT, bias.per_neuron))))
-    plan_neurons(grown, width, COUNT, values, generator=torch.Generator().manual_seed(0)).apply(grown)
-    grown.train()
-    loss_of(grown, case.example).backward()
-    gradient = grown.get_parameter(layer.consumer.tensor).grad
-    assert gradient is not None
-    rows = gradient.movedim(layer.consumer.axis, 0)
-    positions = width.positions(layer.consumer)[-COUNT:].flatten()
-    expected = rows[positions].flatten(1)
-    scale = float(expected.abs().max())
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * max(scale, 1e-6))
+    expected = explicit_gradient(model, layer, case.example, fan_in)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * max(float(expected.abs().max()), 1e-6))
 
 
-def test_most_models_take_the_shortcut() -> None:
-    """Otherwise the equality of both ways would say little."""
-    chained = [case.name for case, _, chained in SUPPORTED if chained]
-    assert len(chained) > len(SUPPORTED) // 2
-    assert len(SUPPORTED) > 30
-
-
-@pytest.mark.parametrize(
-    ("case", "name", "chained"),
-    [s for s in SUPPORTED if s[2]],
-    ids=[i for i, s in zip(IDS, SUPPORTED, strict=True) if s[2]],
-)
-def test_the_shortcut_gives_the_same_as_a_run_of_the_model(case: Case, name: str, chained: bool) -> None:
+@pytest.mark.parametrize(("case", "name"), CHAINED, ids=lambda each: str(each))
+def test_the_shortcut_gives_the_same_as_a_run_of_the_model(case: Case, name: str) -> None:
     _, layer = layer_of(case, name)
     fan_in = layer.random_fan_in(COUNT, torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -124,3 +111,351 @@ def test_the_shortcut_gives_the_same_as_a_run_of_the_model(case: Case, name: str
         full = layer.passes_with(fan_in)
     for a, b in zip(short, full, strict=True):
         torch.testing.assert_close(a.h, b.h, rtol=1e-4, atol=1e-6)
+
+
+def test_both_ways_are_taken() -> None:
+    assert 20 < len(CHAINED) < len(SUPPORTED)
+
+
+# --- the statistic ---------------------------------------------------------------------------------------
+
+
+def random_passes(consumer: nn.Module, steps: int, signal: float = 0.0, seed: int = 0) -> list[list[Pass]]:
+    """Steps of two passes each, with gradients that have a component along the candidates."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    result = []
+    for _ in range(steps):
+        passes = []
+        for size in (24, 40):
+            if isinstance(consumer, nn.Conv2d):
+                H, h, D = randn(size, 4, 5, 5).relu(), randn(size, 3, 5, 5).relu(), randn(size, 6, 5, 5)
+                D = D + signal * h.mean(1, keepdim=True)
+            else:
+                H, h, D = randn(size, 4).relu(), randn(size, 3).relu(), randn(size, 6)
+                D = D + signal * h.mean(1, keepdim=True)
+            passes.append(Pass(H, h, D))
+        result.append(passes)
+    return result
+
+
+CONSUMERS: dict[str, Callable[[], nn.Module]] = {
+    "dense": lambda: nn.Linear(4, 6),
+    "conv": lambda: nn.Conv2d(4, 6, 3, padding=1),
+}
+
+
+def new_window(consumer: Any) -> Window:
+    shape = torch.Size((4, 7)), consumer.weight.shape
+    return Window(torch.zeros(3, 1, 7), torch.tensor([2, 0]), shape)
+
+
+def after(consumer: nn.Module, steps: list[list[Pass]]) -> Window:
+    window = new_window(consumer)
+    for number, passes in enumerate(steps):
+        window = window.fitted(consumer, passes, due=number in (0, 5)).with_step(consumer, passes)
+    return window
+
+
+def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float]:
+    """z of candidates and of present inputs, by plain loops, autograd and an ordinary least-squares solver."""
+    gradients: list[list[Tensor]] = []
+    energies = []
+    coefficients = torch.zeros(())
+    for number, passes in enumerate(steps):
+        rows = [torch.cat([p.H, p.h], 1).movedim(1, -1).reshape(-1, 7).double() for p in passes]
+        if number in (0, 5):
+            shares = [-(-1024 * len(p.H) // 64) for p in passes]
+            X = torch.cat([sampled_rows(consumer, *each).double() for each in zip(passes, shares, strict=True)])
+            centred = X - X.mean(0)
+            ridge = RIDGE * centred[:, :4].square().sum(0).mean()
+            padded = torch.cat([centred[:, :4], ridge.sqrt() * torch.eye(4, dtype=torch.float64)])
+            target = torch.cat([centred[:, 4:], torch.zeros(4, 3, dtype=torch.float64)])
+            slopes = torch.linalg.lstsq(padded, target).solution
+            coefficients = torch.cat([(X.mean(0)[4:] - X.mean(0)[:4] @ slopes)[None], slopes])
+        scale = torch.cat([p.D.flatten() for p in passes]).double().square().mean().sqrt()
+        total: list[Tensor] = []
+        energy: list[Tensor] = []
+        for own, p in zip(rows, passes, strict=True):
+            r = own[:, 4:] - coefficients[0] - own[:, :4] @ coefficients[1:]
+            present = own[:, [2, 0]] - own[:, [2, 0]].mean(0)
+            inputs = torch.cat([r, present], 1)
+            x = (
+                inputs.reshape(len(p.H), *p.H.shape[2:], 5).movedim(-1, 1)
+                if isinstance(consumer, nn.Conv2d)
+                else inputs
+            )
+            layer = copy.deepcopy(consumer).double()
+            layer.weight = nn.Parameter(torch.zeros(6, 5, *consumer.weight.shape[2:], dtype=torch.float64))
+            (layer(x) * p.D.double() / scale).sum().backward()
+            total.append(layer.weight.grad.movedim(1, 0).flatten(1))
+            energy.append(inputs.square().mean(0) * len(p.H) / 64)
+        gradients.append([total[0] + total[1]])
+        energies.append(energy[0] + energy[1])
+    E = torch.stack(energies).mean(0)
+    result = []
+    for part in (slice(3), slice(3, 5)):
+        K, P, N = len(gradients), 0.0, 0.0
+        for c in range(*part.indices(5)):
+            own = [g[0][c] for g in gradients]
+            mean = sum(own) / K
+            variance = sum(float((g - mean).square().sum()) for g in own) / (K - 1)
+            P += (float(mean.square().sum()) - variance / K) / float(E[c])
+            N += variance / float(E[c])
+        result.append(K * P / N)
+    return result[0], result[1]
+
+
+@pytest.mark.parametrize("kind", CONSUMERS)
+@pytest.mark.parametrize("steps", [5, 10, 20])
+@pytest.mark.parametrize("signal", [0.0, 0.5])
+def test_the_statistic_is_that_of_plain_loops(kind: str, steps: int, signal: float) -> None:
+    torch.manual_seed(0)
+    consumer = CONSUMERS[kind]()
+    passes = random_passes(consumer, steps, signal)
+    with torch.no_grad():
+        z, _, present = after(consumer, passes).statistics()
+    assert (z, present) == pytest.approx(oracle(consumer, passes), rel=1e-3, abs=1e-4)
+
+
+def test_without_signal_z_is_zero_on_average_and_hardly_ever_significant() -> None:
+    consumer = nn.Linear(4, 6)
+    results = []
+    with torch.no_grad():
+        for seed in range(60):
+            results.append(after(consumer, random_passes(consumer, 10, seed=seed)).statistics())
+    zs = torch.tensor([z for z, _, _ in results])
+    assert abs(float(zs.mean())) < 3 * float(zs.std()) / 60**0.5
+    assert sum(z > max(0.25, 3 * error) for z, error, _ in results) <= 3
+
+
+def test_blocks_of_steps_hold_all_gradients_and_no_more_than_needed() -> None:
+    consumer = nn.Linear(4, 6)
+    steps = random_passes(consumer, 80, signal=0.5)
+    first = new_window(consumer).fitted(consumer, steps[0], due=True)
+    window = first
+    with torch.no_grad():
+        for passes in steps:
+            window = window.with_step(consumer, passes)
+        total = sum(first.with_step(consumer, passes).blocks[0] for passes in steps)
+    assert len(window.blocks) == 20 and window.block_length == 4
+    torch.testing.assert_close(torch.stack(window.blocks).sum(0), total)
+
+
+# --- the trigger -----------------------------------------------------------------------------------------
+
+
+def problem(batch: int = 64, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of a task that takes more than a few neurons."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(12, 6, generator=generator), torch.randn(6, 24, generator=generator)
+    while True:
+        x = torch.randn(batch, 6, generator=generator)
+        yield x, (x @ weights[0].T).tanh() @ weights[0] @ weights[1][:, :3]
+
+
+def growing(
+    steps: int,
+    model: nn.Module | None = None,
+    batch: int = 64,
+    strategy: Any = "need",
+    scale: Any = None,
+    **options: Any,
+) -> ng.Grower:
+    model = mlp(6, 3, 3, 3) if model is None else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower = ng.Grower(model, optimizer, strategy, **options)
+    train(grower, steps, problem(batch), scale)
+    return grower
+
+
+def train(grower: ng.Grower, steps: int, batches: Iterator[tuple[Tensor, Tensor]], scale: Any = None) -> None:
+    (optimizer,) = grower.optimizers
+    for number in range(steps):
+        x, y = next(batches)
+        factor = 1.0 if scale is None else scale(number)
+        optimizer.zero_grad()
+        (factor * (grower.model(x) - y).square().mean()).backward()
+        for parameter in grower.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= factor
+        optimizer.step()
+        grower.step()
+
+
+def test_a_network_that_is_too_small_grows_and_stops_by_itself() -> None:
+    grower = growing(450)
+    assert all(10 < size < 500 for size in grower.widths.values())
+    assert grower.history.events[-1].step < 250
+    for event in grower.history:
+        assert event.metric is not None and event.threshold is not None
+        assert event.metric > event.threshold >= 1
+
+
+def test_a_width_that_is_done_is_not_looked_at_until_another_one_grows() -> None:
+    grower = growing(450)
+    assert max(seen.step for seen in grower.history.latest.values()) < 440
+    assert not any(layer.seen.pairs for layer in grower.layers if layer.seen is not None)
+    grower._schedule.reopen()  # as growth does
+    train(grower, 2, problem(seed=1))
+    assert "window" in grower.layers[0].memory
+
+
+def test_the_scale_of_the_loss_makes_no_difference_even_if_it_changes() -> None:
+    plain = growing(110)
+    scaled = growing(110, scale=lambda number: 2.0 ** (number % 7))
+    assert [str(event) for event in plain.history] == [str(event) for event in scaled.history]
+    assert len(plain.history) > 4
+
+
+def test_several_passes_before_a_step_count_as_one_step() -> None:
+    whole = growing(10)
+    model = mlp(6, 3, 3, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    parts = ng.Grower(model, optimizer, "need")
+    batches = problem()
+    for _ in range(10):
+        x, y = next(batches)
+        optimizer.zero_grad()
+        for half in (slice(0, 32), slice(32, 64)):
+            ((model(x[half]) - y[half]).square().mean() / 2).backward()
+        optimizer.step()
+        parts.step()
+    assert whole.widths == parts.widths != {"0": 3, "2": 3}
+    for a, b in zip(whole.history, parts.history, strict=True):
+        assert a.metric == pytest.approx(b.metric, rel=0.2)  # means are taken per pass
+
+
+@pytest.mark.parametrize("stop", [3, 17, 91])
+def test_resuming_in_a_window_changes_no_bit(stop: int) -> None:
+    whole = growing(110)
+    first = growing(stop)
+    states = [copy.deepcopy(each.state_dict()) for each in (first, first.model, first.optimizers[0])]
+    model = mlp(6, 3, 3, 3)
+    second = ng.Grower(model, torch.optim.Adam(model.parameters(), lr=1e-2), "need")
+    for each, state in zip((second, model, second.optimizers[0]), states, strict=True):
+        each.load_state_dict(state)
+    batches = problem()
+    for _ in range(stop):
+        next(batches)
+    train(second, 110 - stop, batches)
+    assert [str(event) for event in second.history] == [str(event) for event in whole.history]
+    expected = whole.model.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+
+
+def test_growth_leaves_the_function_unchanged() -> None:
+    model = mlp(6, 3, 3, 3)
+    x = next(problem())[0]
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower, batches, grown = ng.Grower(model, optimizer, "need"), problem(), 0
+    for _ in range(100):
+        inputs, y = next(batches)
+        optimizer.zero_grad()
+        (model(inputs) - y).square().mean().backward()
+        optimizer.step()
+        before = model(x).detach()
+        grown += len(grower.step())
+        torch.testing.assert_close(model(x), before)
+    assert grown > 2
+
+
+class Detached(nn.Module):
+    """Its second branch does not take part in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = mlp(6, 3, 3)
+        self.unused = mlp(6, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.used(x) + self.unused(x).detach()
+        return out
+
+
+def test_a_width_without_influence_on_the_loss_does_not_grow() -> None:
+    torch.manual_seed(0)
+    model = Detached()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower = ng.Grower(model, optimizer, "need", example=torch.randn(2, 6))
+    batches = problem()
+    for _ in range(20):
+        x, y = next(batches)
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        grower.step()
+    assert grower.widths["used.0"] > 3
+    assert grower.widths["unused.0"] == 3
+
+
+def test_a_gradient_of_zero_is_no_need() -> None:
+    consumer = nn.Linear(4, 6)
+    zeros = [[Pass(p.H, p.h, torch.zeros_like(p.D)) for p in passes] for passes in random_passes(consumer, 5)]
+    with torch.no_grad():
+        assert after(consumer, zeros).statistics() == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_batch_of_one_is_enough_if_there_are_many() -> None:
+    grower = growing(150, batch=1)
+    assert any(seen.metric is not None for seen in grower.history.observations)
+
+
+def test_a_window_longer_than_the_training_does_no_harm() -> None:
+    grower = growing(12, strategy=ng.Strategy(ng.triggers.Need(window=10_000)))
+    assert all(size >= 3 for size in grower.widths.values())
+    assert all(layer.memory["window"]["steps"] <= 12 for layer in grower.layers)
+
+
+def test_a_step_that_is_not_finite_does_not_count() -> None:
+    model = mlp(6, 3, 3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    grower, batches = ng.Grower(model, optimizer, "need"), problem()
+    for number in range(4):
+        x, y = next(batches)
+        optimizer.zero_grad()
+        ((float("inf") if number == 2 else 1.0) * (model(x) - y).square().mean()).backward()
+        if number == 2:
+            optimizer.zero_grad()  # as a gradient scaler does
+        optimizer.step()
+        if number == 2:
+            with pytest.warns(UserWarning, match="not finite"):
+                grower.step()
+        else:
+            grower.step()
+    windows = [layer.memory["window"] for layer in grower.layers]
+    assert all(torch.isfinite(block).all() for window in windows for block in window["blocks"])
+    assert max(window["steps"] for window in windows) == 3
+
+
+@pytest.mark.parametrize("kind", ["dense", "conv"])
+def test_mixed_precision_measures_as_single_precision_does(kind: str) -> None:
+    def measured(dtype: torch.dtype | None) -> list[float]:
+        model = mlp(6, 3, 3, 3) if kind == "dense" else small_vgg()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        grower = ng.Grower(model, optimizer, "need")
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(5):
+            x = torch.randn(64, *((6,) if kind == "dense" else (2, 8, 8)), generator=generator)
+            y = x.flatten(1)[:, :3].abs()
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+                out = model(x)
+            (out.float() - y).square().mean().backward()
+            optimizer.step()
+            grower.step()
+        return [seen.metric for seen in grower.history.latest.values() if seen.metric is not None]
+
+    single = measured(None)
+    assert len(single) >= 2
+    assert measured(torch.bfloat16) == pytest.approx(single, rel=0.2, abs=0.5)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"window": 3}, "window"), ({"candidates": 0}, "candidates")])
+def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ng.triggers.Need(**options)

@@ -305,7 +305,7 @@ class Need(Trigger):
     `neurogenesis.candidates.windows`), the layer grows if
 
     - the gradient lasts: :math:`z > K / window`, and it is not noise: :math:`z > 3 \sigma`;
-    - the present neurons have had their turn: z is larger than a quarter of the z of their own fan-outs.
+    - the present neurons have had their turn: z is larger than a sixth of the z of their own fan-outs.
 
     It grows by z / 4 of its size, at least by an eighth and at most by all of it. Layers are asked after 5, 10, 20, ...
     steps, so one with great need grows soon, and little need is measured carefully. A layer whose gradients are noise
@@ -322,7 +322,7 @@ class Need(Trigger):
     """
 
     window: int = 40
-    candidates: int = 16
+    candidates: int = 32
     needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients", "trials"})
 
     def __post_init__(self) -> None:
@@ -344,25 +344,29 @@ class Need(Trigger):
             window = window.with_step(consumer, passes)
             check_finite([window.blocks[-1]], f"activations or gradients of {layer.name}")
         wait = 1 if window.steps < _EVERY_STEP else _THEN_EVERY
+        layer.memory["window"] = window.state()
         if window.steps not in self._checks:
-            layer.memory["window"] = window.state()
             return Decision(0, *latest, wait=wait)
         z, error, present = window.statistics()
         whole = self.window / window.steps
         noise = max(1.0, 3 * error * whole)
-        metric, threshold = z * whole, max(noise, present * whole / 4)
+        metric, threshold = z * whole, max(noise, present * whole / 6)
         layer.memory["latest"] = metric, threshold
         if metric > threshold:
+            del layer.memory["window"]
             return Decision(max(1, _floor(min(max(z / 4, 1 / 8), 1.0) * layer.size)), metric, threshold, 1)
+        if metric > noise and window.steps >= _PATIENCE:
+            del layer.memory["window"]
+            return Decision(0, metric, threshold, _PAUSE)  # the present neurons come first: ask again later
         if window.steps < self.window:
-            layer.memory["window"] = window.state()
             return Decision(0, metric, threshold, wait)
-        return Decision(0, metric, threshold, math.inf if metric <= noise else 1)
+        del layer.memory["window"]
+        return Decision(0, metric, threshold, math.inf)
 
     def _window(self, layer: Layer) -> Window:
         """The window in progress, or a new one if there is none or the layer or its neighbours have grown."""
         assert layer.seen is not None
-        saved = layer.memory.pop("window", None)
+        saved = layer.memory.get("window")
         if saved is not None:
             window = Window.from_state(saved)
             if window.shapes == layer.seen.shapes:
@@ -378,12 +382,12 @@ class Need(Trigger):
     @property
     def _checks(self) -> set[int]:
         """Numbers of steps in a window after which to decide."""
-        return {_FIRST_CHECK * 2**number for number in range(10) if _FIRST_CHECK * 2**number < self.window} | {
-            self.window
-        }
+        doubled = (_FIRST_CHECK * 2**number for number in range(20))
+        return {self.window, *(steps for steps in doubled if steps < self.window)}
 
 
 _FIRST_CHECK = 5  # steps: fewer say little about noise
+_PATIENCE, _PAUSE = 10, 10  # steps of a window after which a layer waits for its present neurons, and for how long
 _EVERY_STEP, _THEN_EVERY = 20, 8  # a window looks at its first steps, and then at every eighth, to save time
 
 Final = int | float | Mapping[str, int | float] | None

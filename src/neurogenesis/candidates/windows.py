@@ -20,8 +20,10 @@ P and N are unbiased estimates of the squared norm of the mean gradient and of t
 are an F statistic minus 1 and its standard error without signal. z is about 0 then, and otherwise K times the
 signal-to-noise ratio of a step. S estimates the trace of the squared covariance of the gradient, so the error is larger
 the fewer dimensions the gradient varies in. It is :math:`(K / (K - 2))^2` times the variance of the entries off the
-diagonal of :math:`\Gamma` after centring, which is a little too large for short windows. The gradient at the consumer's output is divided by its root mean square at each step,
-so that z does not depend on the scale of the loss.
+diagonal of :math:`\Gamma` after centring, which is a little too large for short windows.
+
+The gradient at the consumer's output is divided by its root mean square at each step, so that z does not depend on the
+scale of the loss.
 
 Reference: the test of a mean in many dimensions of Chen and Qin, "A two-sample test for high-dimensional data with
 applications to gene-set testing" (Annals of Statistics 2010).
@@ -41,7 +43,8 @@ from ..passes.seen import Shapes
 
 RIDGE = 1e-3  # of the mean variance of the inputs, some of which may be constant or dependent
 MAX_BLOCKS = 20  # of gradients that are kept; steps are added up to fewer when there are more
-ROWS_PER_INPUT = 2  # samples and positions in a fit, per input of the consumer
+ROWS_PER_INPUT = 2  # samples and positions that a fit takes at least, per input of the consumer
+MAX_ROWS = 1024  # of a fit, if that is more than it needs
 
 
 class Pass(NamedTuple):
@@ -89,17 +92,19 @@ class Window:
         """Fit the candidates to the consumer's inputs if it is due, or keep the rows that the next fit needs."""
         inputs = passes[0].H.shape[_channel(consumer)]
         enough = ROWS_PER_INPUT * inputs
-        present = sum(each.H.numel() for each in passes) // inputs
-        if present >= enough and not due:
-            return self
-        rows = (*self.rows, *(sampled_rows(consumer, each, enough) for each in passes))
-        while sum(map(len, rows[1:])) >= enough:
+        in_step = sum(each.H.numel() for each in passes) // inputs
+        if in_step >= enough and not due:
+            return self  # the step in which a fit is due will have enough rows
+        most = max(enough, MAX_ROWS)
+        new = [sampled_rows(consumer, each, -(-most * each.H.numel() // (in_step * inputs))) for each in passes]
+        rows = tuple(new) if in_step >= enough else (*self.rows, *new)
+        while sum(map(len, rows[1:])) >= most:
             rows = rows[1:]
         if not due or sum(map(len, rows)) < enough:
             return replace(self, rows=rows)
         together = torch.cat(rows)
         coefficients = fit(together[:, :inputs], together[:, inputs:])
-        return replace(self, rows=() if present >= enough else rows, coefficients=coefficients)
+        return replace(self, rows=() if in_step >= enough else rows, coefficients=coefficients)
 
     def with_step(self, consumer: nn.Module, passes: Sequence[Pass]) -> Window:
         """Add the gradients of a step."""
@@ -216,8 +221,8 @@ def fan_out_gradient(consumer: nn.Module, inputs: Tensor, D: Tensor) -> Tensor:
     return result.movedim(1, 0).flatten(1)
 
 
-def sampled_rows(consumer: nn.Module, each: Pass, enough: int) -> Tensor:
-    """Rows of [H, h], one per sample and position: about as many as are enough, spread over all."""
+def sampled_rows(consumer: nn.Module, each: Pass, count: int) -> Tensor:
+    """Rows of [H, h], one per sample and position: all, or about `count` that are spread over all."""
     parts = []
     for part in (each.H, each.h):
         if isinstance(consumer, _ConvNd):
@@ -225,10 +230,10 @@ def sampled_rows(consumer: nn.Module, each: Pass, enough: int) -> Tensor:
         else:
             part = part.reshape(len(part) if part.ndim > 1 else 1, -1, part.shape[-1])
         samples, positions = part.shape[:2]
-        if samples * positions > enough:
-            per_sample = max(1, -(-enough // samples))
+        if samples * positions > count:
+            per_sample = max(1, -(-count // samples))
             spread = torch.randperm(positions, generator=torch.Generator().manual_seed(0))[:per_sample]
-            part = part[:: max(1, samples * len(spread) // enough), spread.to(part.device)]
+            part = part[:: max(1, samples * len(spread) // count), spread.to(part.device)]
         parts.append(part.flatten(0, 1))
     rows = torch.cat(parts, 1)
     return rows.to(_wide(rows))

@@ -179,7 +179,7 @@ STUDIES: dict[str, Study] = {
         None,
         (
             *_pays("digits", 4, _DIGITS_SIZES, GROWING, _DIGITS_RATES),
-            *_pays("mnist", 8, _MNIST_SIZES, GROWING, _MNIST_RATES),
+            *_pays("mnist", 16, _MNIST_SIZES, GROWING, _MNIST_RATES),
             *_pays("vgg11-cifar10", 1 / 16, (1 / 8, 1 / 4, 1 / 2, 1, 2), _GROWING_CONVOLUTIONAL, (1e-4, 3e-4, 9e-4)),
             *_pays("wrn28-cifar10", 1 / 4, (1 / 4, 1 / 2, 1, 2, 4), _GROWING_CONVOLUTIONAL, (1e-3, 3e-3, 9e-3)),
         ),
@@ -190,7 +190,7 @@ STUDIES: dict[str, Study] = {
         None,
         (
             *_pays("digits", 4, _DIGITS_SIZES, _DENSE_SMALL, _DIGITS_RATES),
-            *_pays("mnist", 8, _MNIST_SIZES, _DENSE_SMALL, _MNIST_RATES),
+            *_pays("mnist", 16, _MNIST_SIZES, _DENSE_SMALL, _MNIST_RATES),
             *_pays("vgg11-cifar10-small", 1 / 16, (1 / 16, 1 / 8, 1 / 4), ("north-random",), (3e-4,), ("cosine",)),
             *_pays("wrn28-cifar10-small", 1 / 8, (1 / 8, 1 / 4, 1 / 2), ("north-random",), (3e-3,), ("cosine",)),
         ),
