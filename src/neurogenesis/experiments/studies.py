@@ -89,6 +89,7 @@ _trigger_cost = Study(
 def _pays(
     preset: str,
     start: float,
+    maximum: float,
     sizes: Sequence[float],
     growing: Sequence[str],
     rates: Sequence[float],
@@ -97,8 +98,9 @@ def _pays(
     """Does growing pay on a preset: need from a tiny start, its shapes from scratch, static networks, strategies."""
     for rate, decay in product(rates, decays):
         common = {PRESET: (preset,), "learning_rate": (rate,), "decay": (decay,)}
-        yield {**common, "strategy": (NEED,), "initial": (start,)}
-        yield {**common, "strategy": (SHAPED,), "shape_of": (NEED,), "initial": (start,)}
+        ends = {"initial": (start,), "maximum": (maximum,)}
+        yield {**common, "strategy": (NEED,), **ends}
+        yield {**common, "strategy": (SHAPED,), "shape_of": (NEED,), **ends}
         yield {**common, "strategy": (SHAPED,), "shape": [f"{size:g}" for size in sizes]}
         yield {**common, "strategy": growing}
 
@@ -178,10 +180,10 @@ STUDIES: dict[str, Study] = {
         "Does growing pay?",
         None,
         (
-            *_pays("digits", 4, _DIGITS_SIZES, GROWING, _DIGITS_RATES),
-            *_pays("mnist", 16, _MNIST_SIZES, GROWING, _MNIST_RATES),
-            *_pays("vgg11-cifar10", 1 / 16, (1 / 8, 1 / 4, 1 / 2, 1, 2), _GROWING_CONVOLUTIONAL, (1e-4, 3e-4, 9e-4)),
-            *_pays("wrn28-cifar10", 1 / 4, (1 / 4, 1 / 2, 1, 2, 4), _GROWING_CONVOLUTIONAL, (1e-3, 3e-3, 9e-3)),
+            *_pays("digits", 4, 512, _DIGITS_SIZES, GROWING, _DIGITS_RATES),
+            *_pays("mnist", 16, 784, _MNIST_SIZES, GROWING, _MNIST_RATES),
+            *_pays("vgg11-cifar10", 1 / 16, 2, (1 / 8, 1 / 4, 1 / 2, 1, 2), _GROWING_CONVOLUTIONAL, (1e-4, 3e-4, 9e-4)),
+            *_pays("wrn28-cifar10", 1 / 4, 6, (1 / 4, 1 / 2, 1, 2, 4), _GROWING_CONVOLUTIONAL, (1e-3, 3e-3, 9e-3)),
         ),
         {},
     ),
@@ -189,10 +191,12 @@ STUDIES: dict[str, Study] = {
         "Does growing pay? Small variant",
         None,
         (
-            *_pays("digits", 4, _DIGITS_SIZES, _DENSE_SMALL, _DIGITS_RATES),
-            *_pays("mnist", 16, _MNIST_SIZES, _DENSE_SMALL, _MNIST_RATES),
-            *_pays("vgg11-cifar10-small", 1 / 16, (1 / 16, 1 / 8, 1 / 4), ("north-random",), (3e-4,), ("cosine",)),
-            *_pays("wrn28-cifar10-small", 1 / 8, (1 / 8, 1 / 4, 1 / 2), ("north-random",), (3e-3,), ("cosine",)),
+            *_pays("digits", 4, 512, _DIGITS_SIZES, _DENSE_SMALL, _DIGITS_RATES),
+            *_pays("mnist", 16, 784, _MNIST_SIZES, _DENSE_SMALL, _MNIST_RATES),
+            *_pays(
+                "vgg11-cifar10-small", 1 / 16, 1 / 2, (1 / 16, 1 / 8, 1 / 4), ("north-random",), (3e-4,), ("cosine",)
+            ),
+            *_pays("wrn28-cifar10-small", 1 / 8, 1, (1 / 8, 1 / 4, 1 / 2), ("north-random",), (3e-3,), ("cosine",)),
         ),
         {},
         seeds=3,

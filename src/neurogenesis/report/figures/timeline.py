@@ -6,7 +6,7 @@ import altair as alt
 
 from ...defaults import MAX_INTERVAL
 from ...experiments.presets import default_gamma
-from ...experiments.studies import GRADIENT
+from ...experiments.studies import GRADIENT, NEED
 from ..names import STRATEGY_ORDER, format_value, slug
 from ..numbers import rounded
 from ..runs import Run
@@ -128,6 +128,12 @@ def _rule(run: Run) -> str:
             f"{format_value(settings.scale)} times the sum of the gradient norms of present neurons. The metric is the "
             "largest singular value, or an upper bound if that is enough to decide, so it may jump between the two."
         )
+    if strategy == NEED:
+        return (
+            " The metric is how clearly the gradients of would-be neurons point in a lasting direction that present "
+            "neurons cannot serve. A width grows when it is above the largest of 1, three standard errors, and a sixth "
+            "of the same number for present neurons."
+        )
     if strategy not in STRATEGY_ORDER:
         return ""
     of_weights = strategy == "north-weight"
@@ -148,8 +154,8 @@ def _full(run: Run) -> str:
     looks = [[point.step for point in points if point.metric is not None] for points in run.steps.points.values()]
     if not any(steps and steps[-1] < run.steps.count - slack for steps in looks):
         return ""
-    inputs = " or has as many neurons as inputs" if run.settings.strategy == "north-weight" else ""
-    return f" A width that is at its maximum{inputs} is no longer measured."
+    others = {"north-weight": " or has as many neurons as inputs", NEED: " or needs no more neurons"}
+    return f" A width that is at its maximum{others.get(run.settings.strategy, '')} is no longer measured."
 
 
 def _ends(run: Run) -> str:
