@@ -8,6 +8,9 @@ the same data. The grower looks less often at widths that do not grow, in the en
 that of the median times of twelve consecutive steps. It is printed with the fraction of looks at which the trigger
 asked for neurons.
 
+`need` is measured on labels that are random at each step, so that no neurons are needed: over one window of each width,
+and after all widths are done.
+
 Also measured: steps while half of all neurons are young, so that the optimizer corrects their updates, relative to
 steps of the same network without ages; and the peak memory of all live tensors in training steps of VGG-11.
 """
@@ -19,7 +22,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +40,8 @@ LIMITS = {
 }
 
 
+NEED_LIMITS = {"VGG-11 / 4": (1.08, 1.00), "784-256-256-10": (1.10, 1.00)}
+"""While widths are undecided, and once they are done."""
 AGES_LIMITS = {"VGG-11 / 4": 1.03, "784-256-256-10": 1.05}
 
 
@@ -73,7 +78,9 @@ class _Never(ng.triggers.Trigger):
         return replace(decision, count=0)
 
 
-def training_step(network: str, strategy: ng.Strategy | None, weights: str = "Xavier") -> Callable[[int], None]:
+def training_step(
+    network: str, strategy: ng.Strategy | None, weights: str = "Xavier", random_labels: bool = False
+) -> Callable[[int], None]:
     torch.manual_seed(0)
     model = vgg11(0.25) if network.startswith("VGG") else mlp(784, 256, 256, 10)
     if weights == "Xavier":
@@ -84,6 +91,8 @@ def training_step(network: str, strategy: ng.Strategy | None, weights: str = "Xa
 
     def step(number: int) -> None:
         images, labels = batches[number % len(batches)]
+        if random_labels:
+            labels = torch.randint(10, labels.shape, generator=torch.Generator().manual_seed(number))
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
@@ -118,6 +127,30 @@ def overhead(network: str, weights: str, rounds: int) -> dict[str, tuple[float, 
         trigger: Any = strategy.trigger
         result[name] = watched / plain, trigger.asked_for_growth / trigger.asked
     return result
+
+
+NEED_WINDOW = 180  # steps until a width is done
+
+
+def need_overhead(network: str, steps: int = NEED_WINDOW, after: int = 60) -> tuple[float, float]:
+    """Time of steps watched by `need` relative to plain ones: while widths are undecided, and once they are done."""
+    strategy = without_growth("need")
+    runs = training_step(network, None, random_labels=True), training_step(network, strategy, random_labels=True)
+    times: tuple[list[float], list[float]] = [], []
+    for number in range(steps + after):
+        for step, own in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            step(number)
+            own.append(time.perf_counter() - start)
+    plain, watched = times
+    # Few steps are looked at, so the mean counts; a trimmed one, because some steps are disturbed.
+    undecided = trimmed_mean(watched[3:steps]) / trimmed_mean(plain[3:steps])
+    return undecided, statistics.median(watched[steps:]) / statistics.median(plain[steps:])
+
+
+def trimmed_mean(values: Sequence[float], part: float = 0.02) -> float:
+    kept = sorted(values)[: len(values) - int(part * len(values))]
+    return sum(kept) / len(kept)
 
 
 def grown_training_step(network: str, ages: bool, parts: int = 8) -> Callable[[int], None]:
@@ -179,6 +212,9 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=50, help="steps of VGG-11; the dense network takes ten times as many"
     )
+    parser.add_argument(
+        "--need", type=int, nargs=2, default=(NEED_WINDOW, 60), help="steps of need while undecided, and once done"
+    )
     arguments = parser.parse_args()
     steps = {"VGG-11 / 4": arguments.rounds, "784-256-256-10": 10 * arguments.rounds}
     results: dict[str, Any] = {
@@ -186,6 +222,7 @@ def main() -> None:
         for network in LIMITS
         for weights in ("Xavier", "default")
     }
+    results["need"] = {network: need_overhead(network, *arguments.need) for network in NEED_LIMITS}
     results["ages"] = {network: ages_overhead(network, steps[network]) for network in AGES_LIMITS}
     plain = peak_memory(None)
     results["peak memory"] = {name: peak_memory(name) / plain for name in ("north-random", "north-select")}
@@ -193,7 +230,7 @@ def main() -> None:
         print(json.dumps(results, indent=2))
         return
     print("time of watched training steps relative to plain ones (limit in brackets); looks that ask for neurons")
-    print(" " * 16 + "".join(f"{name:>25}" for name in results if name not in ("ages", "peak memory")))
+    print(" " * 16 + "".join(f"{name:>25}" for name in results if name not in ("need", "ages", "peak memory")))
     for name in STRATEGIES:
         cells = []
         for network, limits in LIMITS.items():
@@ -202,6 +239,10 @@ def main() -> None:
                 ratio, asked_for_growth = results[f"{network}, {weights}"][name]
                 cells.append(f"{ratio:.3f} ({limit:.2f}) {asked_for_growth:5.0%}".rjust(25))
         print(f"{name:16}" + "".join(cells))
+    print("time of training steps watched by need relative to plain ones, while undecided and once done (limits)")
+    for network, limits in NEED_LIMITS.items():
+        cells = (f"{r:.3f} ({limit:.2f})" for r, limit in zip(results["need"][network], limits, strict=True))
+        print(f"{network:16}" + "".join(f"{cell:>25}" for cell in cells))
     print("time of training steps with half of all neurons young relative to steps without ages (limit in brackets)")
     print(
         ", ".join(f"{network}: {results['ages'][network]:.3f} ({limit:.2f})" for network, limit in AGES_LIMITS.items())

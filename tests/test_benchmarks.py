@@ -82,7 +82,8 @@ def test_missing_data_is_skipped_with_a_message(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", ["overhead --rounds 3", "selection", "loop --rounds 10", "newborn --seeds 1 --rates 3e-3 --data ."]
+    "name",
+    ["overhead --rounds 3 --need 6 3", "selection", "loop --rounds 10", "newborn --seeds 1 --rates 3e-3 --data ."],
 )
 def test_benchmarks_print_their_figures(name: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name.split()[0]}", *name.split()[1:], "--json"]
@@ -100,3 +101,4 @@ def test_benchmarks_print_their_figures(name: str) -> None:
     else:
         assert set(figures["VGG-11 / 4, Xavier"]) == set(overhead.STRATEGIES)
         assert set(figures["ages"]) == set(overhead.AGES_LIMITS)
+        assert set(figures["need"]) == set(overhead.NEED_LIMITS)

@@ -141,7 +141,7 @@ class Grower:
         self._warned_few_samples: set[str] = set()
         self._measured: set[str] = set()  # layers whose activations have been measured
         self._handles: list[Any] = []
-        self._taps = Taps(self.model, self.buffer, self._attach)
+        self._taps = Taps(self.model, self.buffer, self._attach, "activations" in self.strategy.uses)
         try:
             for each in self.optimizers:
                 self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
@@ -176,7 +176,7 @@ class Grower:
         self._schedule.start(layer.name for layer in layers)
         watched = [layer.seen for layer in layers if layer.seen is not None and layer.bridge is not None]
         self._taps.watch(watched, norms="gradient norms" in self.strategy.uses)
-        self._taps.wanted = self._schedule.due(self.steps + 1)
+        self._taps.want(self._schedule.due(self.steps + 1))
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
         """Add a batch of inputs to the buffer, so that widths can be measured from the first gradient step.
@@ -242,7 +242,7 @@ class Grower:
             if due := [layer for layer in self._layers if layer.name in names]:
                 events = self._look(due, closure)
         taps.clear_records()
-        taps.wanted = self._schedule.due(self.steps + 1)
+        taps.want(self._schedule.due(self.steps + 1))
         self.buffer.clear_activations()
         return events
 
@@ -441,7 +441,7 @@ class Grower:
         self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
         self._taps.clear_records()
-        self._taps.wanted = self._schedule.due(self.steps + 1)
+        self._taps.want(self._schedule.due(self.steps + 1))
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
         self.buffer.calls[:] = calls
         self.buffer.clear_activations()

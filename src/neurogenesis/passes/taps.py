@@ -27,10 +27,17 @@ class Taps:
         model: the model.
         buffer: stores the inputs of training passes.
         on_first_call: called once before the first training pass, with its arguments.
+        keep_inputs: whether to store the inputs of every pass in the buffer.
     """
 
-    def __init__(self, model: nn.Module, buffer: Buffer, on_first_call: Callable[[Call], None] | None = None):
-        self.model, self.buffer = model, buffer
+    def __init__(
+        self,
+        model: nn.Module,
+        buffer: Buffer,
+        on_first_call: Callable[[Call], None] | None = None,
+        keep_inputs: bool = True,
+    ):
+        self.model, self.buffer, self.keep_inputs = model, buffer, keep_inputs
         self.forward_passes = 0  # training passes since the last step
         self.backward_passes = 0  # backward passes that reached the model's outputs since the last step
         self.backward_visible = True  # whether the model's outputs can show a backward pass
@@ -43,6 +50,8 @@ class Taps:
         self.stepped_since_backward = False  # whether the optimizer has stepped since the last backward pass
         self._tapped: set[tuple[str, str]] = set()
         self._inputs: dict[tuple[str, str], Tensor] = {}
+        self._points: list[tuple[nn.Module, Any, Callable[[Tensor], None]]] = []  # where inputs and outputs are read
+        self._point_handles: list[Any] = []
         self._handles: list[Any] = [
             model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             model.register_forward_hook(Hook(self._after_forward), always_call=True),
@@ -70,7 +79,15 @@ class Taps:
                 self._tapped.add(key)
                 action(tensor)
 
-        self._handles.append(observe(module, side, act))
+        self._points.append((module, side, act))
+
+    def want(self, names: frozenset[str]) -> None:
+        """Record these widths in the next passes; without any, modules have no hooks, which take time."""
+        self.wanted = names
+        if names and not self._point_handles:
+            self._point_handles = [observe(*point) for point in self._points]
+        elif not names:
+            _remove(self._point_handles)
 
     def _tap_gradient(self, seen: Seen, axis: Axis, role: str) -> None:
         path, _, name = axis.tensor.rpartition(".")
@@ -108,15 +125,19 @@ class Taps:
             return  # activation checkpointing recomputes a pass inside the backward pass
         if self.buffer.calls and not self.buffer.calls[-1].intact:
             self.buffer.inputs_overwritten = True
-        call = Call.of(args, kwargs)
-        if self.buffer.inputs_overwritten:  # the model or the caller reuses its inputs: keep copies
-            call = call.copied()
-        self.begin(call)
-        self.recording, self._call = True, call
+        self._call = None
+        if self.keep_inputs or self.wanted or self._on_first_call is not None:
+            call = Call.of(args, kwargs)
+            if self.buffer.inputs_overwritten:  # the model or the caller reuses its inputs: keep copies
+                call = call.copied()
+            self.begin(call)
+            self._call = call
+            if self.keep_inputs:
+                self.buffer.add(call)
+        self.recording = True
         self._tapped.clear()
         self._inputs.clear()
         self.forward_passes += 1
-        self.buffer.add(call)
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is self.model and self.recording and not self.muted and not is_internal_run(module):
@@ -159,9 +180,15 @@ class Taps:
             seen.clear()
 
     def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        _remove(self._handles)
+        _remove(self._point_handles)
+        self._points.clear()
         self.buffer.calls.clear()
         self.buffer.clear_activations()
         self._inputs.clear()
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
