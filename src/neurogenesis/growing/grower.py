@@ -195,7 +195,7 @@ class Grower:
         return {layer.name: layer.size for layer in self._layers or ()}
 
     def __str__(self) -> str:
-        text = overview(self.strategy, self._layers, self.history)
+        text = overview(self.strategy, self._layers, self.history, self._schedule.done)
         self.buffer.clear_activations()  # the overview may have measured activations, which the next step changes
         return text
 

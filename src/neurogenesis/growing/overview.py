@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -12,8 +12,15 @@ from ..strategies import Strategy
 
 
 @torch.no_grad()
-def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: History) -> str:
-    """Table of the widths of a `Grower`, one line each, or a note if they are not known yet."""
+def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: History, done: Collection[str] = ()) -> str:
+    """Table of the widths of a `Grower`, one line each, or a note if they are not known yet.
+
+    Args:
+        strategy: the strategy.
+        layers: layers of all watched widths; None if they are not known yet.
+        history: what the trigger has seen.
+        done: names of the widths that are not looked at any more, unless another one grows.
+    """
     if layers is None:
         return "before the first batch: the widths are not known yet (pass example= to find them immediately)"
     rows: list[tuple[str, ...]] = [("width", "size", "maximum", "measured", "threshold", "at step", "")]
@@ -23,15 +30,19 @@ def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: Histor
         metric, threshold = (None, None) if seen is None else (seen.metric, seen.threshold)
         numbers = ["-" if number is None else f"{number:.4g}" for number in (metric, threshold)]
         step = "-" if seen is None else str(seen.step)
-        rows.append((layer.name, str(layer.size), maximum, *numbers, step, _state(strategy, layer, seen)))
+        rows.append(
+            (layer.name, str(layer.size), maximum, *numbers, step, _state(strategy, layer, seen, layer.name in done))
+        )
     lengths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(map(str.ljust, row, lengths)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def _state(strategy: Strategy, layer: Layer, seen: Observation | None) -> str:
+def _state(strategy: Strategy, layer: Layer, seen: Observation | None, done: bool) -> str:
     if layer.full:
         return "at its maximum"
+    if done:
+        return "done, unless another width grows"
     if seen is None:
         return "before the first gradient step"
     if seen.metric is None and "activations" in strategy.trigger.needs and layer.waiting is not None:

@@ -52,6 +52,11 @@ class Schedule:
             wait = min(max(state.quiet, 1), MAX_INTERVAL)
         state.next_look = step + int(wait)
 
+    @property
+    def done(self) -> frozenset[str]:
+        """Names of the widths that are done."""
+        return frozenset(name for name, state in self._states.items() if state.done)
+
     def reopen(self) -> None:
         """Look again at the widths that are done."""
         for state in self._states.values():
