@@ -456,6 +456,87 @@ def test_mixed_precision_measures_as_single_precision_does(kind: str) -> None:
     assert measured(torch.bfloat16) == pytest.approx(single, rel=0.2, abs=0.5)
 
 
+def test_inputs_that_are_not_finite_do_not_stay_among_the_rows_of_a_fit() -> None:
+    model = mlp(6, 12, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    grower, batches = ng.Grower(model, optimizer, "need"), problem(batch=4)
+    for number in range(40):
+        x, y = next(batches)
+        optimizer.zero_grad()
+        (model(x * float("inf") if number == 1 else x) - y).square().mean().backward()
+        if number == 1:
+            optimizer.zero_grad()
+            optimizer.step()
+            with pytest.warns(UserWarning, match="not finite"):
+                grower.step()
+        else:
+            optimizer.step()
+            grower.step()
+    assert any(seen.metric is not None for seen in grower.history.observations)
+
+
+def test_a_width_at_its_maximum_is_not_watched() -> None:
+    model = mlp(6, 3, 3, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower = ng.Grower(model, optimizer, "need", max_width=4)
+    train(grower, 20, problem())
+    assert grower.widths == {"0": 4, "2": 4}
+    assert not grower._taps.wanted
+    assert not model[2]._forward_pre_hooks
+
+
+def test_a_short_window_does_not_end_while_present_neurons_come_first() -> None:
+    grower = growing(60, strategy=ng.Strategy(ng.triggers.Need(window=8)))
+    latest = grower.history.latest.values()
+    assert all(seen.metric is not None and seen.metric < 3 for seen in latest) or not grower._schedule.done
+
+
+def test_a_change_of_precision_begins_a_new_window() -> None:
+    grower = growing(3)
+    grower.model.double()
+    (optimizer,) = grower.optimizers
+    optimizer.state.clear()
+    x, y = next(problem())
+    optimizer.zero_grad()
+    (grower.model(x.double()) - y).square().mean().backward()
+    optimizer.step()
+    grower.step()
+    assert all(layer.memory["window"]["steps"] == 1 for layer in grower.layers)
+
+
+def test_a_shortcut_found_with_an_example_of_zeros_is_right() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.second(self.first(x).relu_())
+            return out
+
+    model = InPlace()
+    grower = ng.Grower(model, torch.optim.SGD(model.parameters(), lr=0.1), "need", example=torch.zeros(2, 6))
+    assert not grower.layers[0]._has_chain
+
+
+@pytest.mark.parametrize("strategy", ["gradmax", "firefly", "need"])
+def test_inputs_that_the_caller_reuses_are_copied(strategy: str) -> None:
+    model = mlp(6, 3, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower, batches, held = ng.Grower(model, optimizer, strategy), problem(), torch.empty(64, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(12):
+            optimizer.zero_grad()
+            for _ in range(2):
+                x, y = next(batches)
+                held.copy_(x)
+                (model(held) - y).square().mean().backward()
+            optimizer.step()
+            grower.step()
+    assert any(seen.metric is not None for seen in grower.history.observations)
+
+
 @pytest.mark.parametrize(("options", "message"), [({"window": 3}, "window"), ({"candidates": 0}, "candidates")])
 def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -25,7 +25,7 @@ from .structure.fills import FanIn
 from .structure.weight_norm import lengths_of, weight_of
 from .structure.widths import Width
 
-Requirement = Literal["activations", "gradients", "gradient norms", "trials"]  # of triggers and initializations
+Requirement = Literal["activations", "gradients", "fan-out gradients", "trials"]  # of triggers and initializations
 LossWith = Callable[[Mapping[tuple[str, int], Tensor]], float]
 
 
@@ -204,7 +204,10 @@ class Layer:
     def _activations(self) -> Activations:
         found = None if self._buffer is None else self._buffer.activations(self.name)
         if found is None:
-            raise ValueError(f"{self.name} has no activations: none of the model's latest inputs has reached it")
+            raise ValueError(
+                f"{self.name} has no activations: none of the model's latest inputs has reached it (they are kept only "
+                "if the needs of the trigger or the initialization include 'activations' or 'trials')"
+            )
         if not found.finite:
             raise NotFinite(f"activations of {self.name}")
         return found
@@ -289,6 +292,8 @@ class Layer:
         assert self.seen is not None and self.route is not None
         passes = []
         for pair in self.seen.pairs:
+            if not pair.H.numel():
+                continue
             if self._has_chain:
                 h = consumed_by_chain(self.model, self.width, self.route, fan_in, pair.H_prev, pair.call, self.now.seed)
             else:

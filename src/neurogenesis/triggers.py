@@ -48,8 +48,8 @@ class Trigger:
     Store numbers that are needed at later steps in ``layer.memory``, which is saved with the `Grower`.
 
     Attributes:
-        needs: what the trigger requires ("activations", "gradients", "gradient norms", "trials"); widths without it do
-            not grow.
+        needs: what the trigger requires ("activations", "gradients", "fan-out gradients", "trials"); widths without it
+            do not grow.
         patient: whether the trigger may be asked less often while it returns 0.
 
     Example:
@@ -268,7 +268,7 @@ class Gradient(Trigger):
 
     scale: float = 0.5
     mean: bool = False
-    needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients", "gradient norms"})
+    needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients"})
     patient: ClassVar[bool] = True
 
     def __call__(self, layer: Layer) -> Decision:
@@ -310,20 +310,21 @@ class Need(Trigger):
     It grows by z / 4 of its size, at least by an eighth and at most by all of it. Layers are asked after 5, 10, 20, ...
     steps, so one with great need grows soon, and little need is measured carefully. A layer whose gradients are noise
     over the whole window is done, until another layer grows. Steps are those that are looked at: the first twenty
-    of a window, and then every eighth one.
+    of a window, and then every eighth one. While the present neurons have their turn, it looks at ten steps, pauses for
+    ten, and begins a new window.
 
     The reported metric is the z that a whole window would have, :math:`z \cdot window / K`, and the threshold is scaled
     in the same way.
 
     Args:
-        window: number of gradient steps in a window. Its inverse is the signal-to-noise ratio of a single step below
+        window: number of looks in a window. Its inverse is the signal-to-noise ratio of a single step below
             which new neurons are not worth their cost.
         candidates: number of would-be neurons.
     """
 
     window: int = 40
     candidates: int = 32
-    needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients", "trials"})
+    needs: ClassVar[frozenset[Requirement]] = frozenset({"fan-out gradients"})
 
     def __post_init__(self) -> None:
         for name, least in (("window", _FIRST_CHECK), ("candidates", 1)):
@@ -339,7 +340,10 @@ class Need(Trigger):
         window = self._window(layer)
         consumer = layer.model.get_submodule(layer.consumer.module)
         passes = layer.passes_with(window.fan_in)
+        if not passes:
+            return Decision(0, *latest)
         window = window.fitted(consumer, passes, window.coefficients is None or window.steps in self._checks)
+        check_finite(window.rows[-1:], f"activations of {layer.name}")
         if window.coefficients is not None:
             window = window.with_step(consumer, passes)
             check_finite([window.blocks[-1]], f"activations or gradients of {layer.name}")
@@ -352,24 +356,23 @@ class Need(Trigger):
         noise = max(1.0, 3 * error * whole)
         metric, threshold = z * whole, max(noise, present * whole / 6)
         layer.memory["latest"] = metric, threshold
-        if metric > threshold:
+        if window.steps == self.window:
             del layer.memory["window"]
+        if metric > threshold:  # growth changes the shapes, which ends the window
             return Decision(max(1, _floor(min(max(z / 4, 1 / 8), 1.0) * layer.size)), metric, threshold, 1)
-        if metric > noise and window.steps >= _PATIENCE:
-            del layer.memory["window"]
+        if metric > noise and window.steps >= min(_PATIENCE, self.window):
+            layer.memory.pop("window", None)
             return Decision(0, metric, threshold, _PAUSE)  # the present neurons come first: ask again later
-        if window.steps < self.window:
-            return Decision(0, metric, threshold, wait)
-        del layer.memory["window"]
-        return Decision(0, metric, threshold, math.inf)
+        return Decision(0, metric, threshold, wait if window.steps < self.window else math.inf)
 
     def _window(self, layer: Layer) -> Window:
         """The window in progress, or a new one if there is none or the layer or its neighbours have grown."""
         assert layer.seen is not None
         saved = layer.memory.get("window")
         if saved is not None:
-            window = Window.from_state(saved)
-            if window.shapes == layer.seen.shapes:
+            window, weight = Window.from_state(saved), layer.tensor(layer.producer)
+            same_kind = (window.fan_in.dtype, window.fan_in.device) == (weight.dtype, weight.device)
+            if window.shapes == layer.seen.shapes and same_kind:
                 return window
         # Of wide fan-outs, few say enough, and they are a noticeable part of a narrow layer's cost.
         count = min(self.candidates, max(4, layer.size // 16)) if layer.convolutional else self.candidates

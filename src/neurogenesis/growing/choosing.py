@@ -23,6 +23,7 @@ from ..structure.tracing import Example
 from ..structure.widths import Width, Widths
 from ..triggers import resolved_size
 
+_GRADIENTS = frozenset({"gradients", "fan-out gradients"})
 MaxWidth = int | float | Mapping[str, int | float] | None
 
 
@@ -63,9 +64,9 @@ def make_layers(
         route = None if isinstance(found, str) else found
         problem = found if isinstance(found, str) and strategy.needs else None
         bridge: Bridge | str | None = None
-        if route is not None and "gradients" in strategy.uses:
+        if route is not None and strategy.uses & _GRADIENTS:
             bridge = find_bridge(model, width, route, call)
-            if isinstance(bridge, str) and "gradients" in strategy.needs:
+            if isinstance(bridge, str) and strategy.needs & _GRADIENTS:
                 problem = bridge
         if route is not None and "trials" in strategy.needs and problem is None:
             probe = run_probe(model, width, route, call)

@@ -141,7 +141,8 @@ class Grower:
         self._warned_few_samples: set[str] = set()
         self._measured: set[str] = set()  # layers whose activations have been measured
         self._handles: list[Any] = []
-        self._taps = Taps(self.model, self.buffer, self._attach, "activations" in self.strategy.uses)
+        keep_inputs = not self.strategy.uses.isdisjoint({"activations", "trials"})
+        self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs)
         try:
             for each in self.optimizers:
                 self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
@@ -175,8 +176,8 @@ class Grower:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
         self._schedule.start(layer.name for layer in layers)
         watched = [layer.seen for layer in layers if layer.seen is not None and layer.bridge is not None]
-        self._taps.watch(watched, norms="gradient norms" in self.strategy.uses)
-        self._taps.want(self._schedule.due(self.steps + 1))
+        self._taps.watch(watched, norms="gradients" in self.strategy.uses)
+        self._taps.want(self._next_looks())
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
         """Add a batch of inputs to the buffer, so that widths can be measured from the first gradient step.
@@ -242,9 +243,14 @@ class Grower:
             if due := [layer for layer in self._layers if layer.name in names]:
                 events = self._look(due, closure)
         taps.clear_records()
-        taps.want(self._schedule.due(self.steps + 1))
+        taps.want(self._next_looks())
         self.buffer.clear_activations()
         return events
+
+    def _next_looks(self) -> frozenset[str]:
+        """Names of the widths to look at after the next gradient step."""
+        full = {layer.name for layer in self._layers or () if layer.full}
+        return self._schedule.due(self.steps + 1) - full
 
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
@@ -441,7 +447,7 @@ class Grower:
         self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
         self._taps.clear_records()
-        self._taps.want(self._schedule.due(self.steps + 1))
+        self._taps.want(self._next_looks())
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
         self.buffer.calls[:] = calls
         self.buffer.clear_activations()

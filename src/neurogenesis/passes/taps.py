@@ -123,7 +123,8 @@ class Taps:
             return
         if torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes a pass inside the backward pass
-        if self.buffer.calls and not self.buffer.calls[-1].intact:
+        latest = self.buffer.calls[-1] if self.buffer.calls else self._call
+        if latest is not None and not latest.intact:
             self.buffer.inputs_overwritten = True
         self._call = None
         if self.keep_inputs or self.wanted or self._on_first_call is not None:
@@ -183,6 +184,8 @@ class Taps:
         _remove(self._handles)
         _remove(self._point_handles)
         self._points.clear()
+        self.muted, self._call = True, None
+        self.clear_records()
         self.buffer.calls.clear()
         self.buffer.clear_activations()
         self._inputs.clear()
