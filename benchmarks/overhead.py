@@ -129,7 +129,7 @@ def overhead(network: str, weights: str, rounds: int) -> dict[str, tuple[float, 
     return result
 
 
-NEED_WINDOW = 180  # steps until a width is done
+NEED_WINDOW = 420  # steps until a width is done
 
 
 def need_overhead(network: str, steps: int = NEED_WINDOW, after: int = 60) -> tuple[float, float]:

@@ -155,8 +155,8 @@ def new_window(consumer: Any) -> Window:
 
 def after(consumer: nn.Module, steps: list[list[Pass]]) -> Window:
     window = new_window(consumer)
-    for number, passes in enumerate(steps):
-        window = window.fitted(consumer, passes, due=number in (0, 5)).with_step(consumer, passes)
+    for passes in steps:
+        window = window.fitted(consumer, passes).with_step(consumer, passes)
     return window
 
 
@@ -164,24 +164,23 @@ def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float]:
     """z of candidates and of present inputs, by plain loops, autograd and an ordinary least-squares solver."""
     gradients: list[list[Tensor]] = []
     energies = []
-    coefficients = torch.zeros(())
-    for number, passes in enumerate(steps):
+    for passes in steps:
         rows = [torch.cat([p.H, p.h], 1).movedim(1, -1).reshape(-1, 7).double() for p in passes]
-        if number in (0, 5):
-            shares = [-(-1024 * len(p.H) // 64) for p in passes]
-            X = torch.cat([sampled_rows(consumer, *each).double() for each in zip(passes, shares, strict=True)])
-            centred = X - X.mean(0)
-            ridge = RIDGE * centred[:, :4].square().sum(0).mean()
-            padded = torch.cat([centred[:, :4], ridge.sqrt() * torch.eye(4, dtype=torch.float64)])
-            target = torch.cat([centred[:, 4:], torch.zeros(4, 3, dtype=torch.float64)])
-            slopes = torch.linalg.lstsq(padded, target).solution
-            coefficients = torch.cat([(X.mean(0)[4:] - X.mean(0)[:4] @ slopes)[None], slopes])
+        shares = [-(-1024 * len(p.H) // 64) for p in passes]
+        X = torch.cat([sampled_rows(consumer, *each).double() for each in zip(passes, shares, strict=True)])
+        centred = X - X.mean(0)
+        ridge = RIDGE * centred[:, :4].square().sum(0).mean()
+        padded = torch.cat([centred[:, :4], ridge.sqrt() * torch.eye(4, dtype=torch.float64)])
+        target = torch.cat([centred[:, 4:], torch.zeros(4, 3, dtype=torch.float64)])
+        slopes = torch.linalg.lstsq(padded, target).solution
+        coefficients = torch.cat([(X.mean(0)[4:] - X.mean(0)[:4] @ slopes)[None], slopes])
+        means = torch.cat(rows)[:, [2, 0]].mean(0)
         scale = torch.cat([p.D.flatten() for p in passes]).double().square().mean().sqrt()
         total: list[Tensor] = []
         energy: list[Tensor] = []
         for own, p in zip(rows, passes, strict=True):
             r = own[:, 4:] - coefficients[0] - own[:, :4] @ coefficients[1:]
-            present = own[:, [2, 0]] - own[:, [2, 0]].mean(0)
+            present = own[:, [2, 0]] - means
             inputs = torch.cat([r, present], 1)
             x = (
                 inputs.reshape(len(p.H), *p.H.shape[2:], 5).movedim(-1, 1)
@@ -235,7 +234,7 @@ def test_without_signal_z_is_zero_on_average_and_hardly_ever_significant() -> No
 def test_blocks_of_steps_hold_all_gradients_and_no_more_than_needed() -> None:
     consumer = nn.Linear(4, 6)
     steps = random_passes(consumer, 80, signal=0.5)
-    first = new_window(consumer).fitted(consumer, steps[0], due=True)
+    first = new_window(consumer).fitted(consumer, steps[0])
     window = first
     with torch.no_grad():
         for passes in steps:

@@ -307,10 +307,11 @@ class Need(Trigger):
     - the gradient lasts: :math:`z > K / window`, and it is not noise: :math:`z > 3 \sigma`;
     - the present neurons have had their turn: z is larger than a sixth of the z of their own fan-outs.
 
-    It grows by z / 4 of its size, at least by an eighth and at most by all of it. Layers are asked after 5, 10, 20, ...
+    If z is p percent above this threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
+    its size. Layers are asked after 5, 10, 20, ...
     steps, so one with great need grows soon, and little need is measured carefully. A layer whose gradients are noise
     over the whole window is done, until another layer grows. Steps are those that are looked at: the first twenty
-    of a window, and then every eighth one. While the present neurons have their turn, it looks at ten steps, pauses for
+    of a window, and then every twentieth one. While the present neurons have their turn, it looks at ten steps, pauses for
     ten, and begins a new window.
 
     The reported metric is the z that a whole window would have, :math:`z \cdot window / K`, and the threshold is scaled
@@ -342,8 +343,10 @@ class Need(Trigger):
         passes = layer.passes_with(window.fan_in)
         if not passes:
             return Decision(0, *latest)
-        window = window.fitted(consumer, passes, window.coefficients is None or window.steps in self._checks)
-        check_finite(window.rows[-1:], f"activations of {layer.name}")
+        window = window.fitted(consumer, passes)
+        check_finite(
+            window.rows[-1:] if window.coefficients is None else [window.coefficients], f"activations of {layer.name}"
+        )
         if window.coefficients is not None:
             window = window.with_step(consumer, passes)
             check_finite([window.blocks[-1]], f"activations or gradients of {layer.name}")
@@ -359,7 +362,8 @@ class Need(Trigger):
         if window.steps == self.window:
             del layer.memory["window"]
         if metric > threshold:  # growth changes the shapes, which ends the window
-            return Decision(max(1, _floor(min(max(z / 4, 1 / 8), 1.0) * layer.size)), metric, threshold, 1)
+            part = min(max((metric / threshold - 1) / 2, 1 / 16), 1.0)
+            return Decision(max(1, _floor(part * layer.size)), metric, threshold, 1)
         if metric > noise and window.steps >= min(_PATIENCE, self.window):
             layer.memory.pop("window", None)
             return Decision(0, metric, threshold, _PAUSE)  # the present neurons come first: ask again later
@@ -391,7 +395,7 @@ class Need(Trigger):
 
 _FIRST_CHECK = 5  # steps: fewer say little about noise
 _PATIENCE, _PAUSE = 10, 10  # steps of a window after which a layer waits for its present neurons, and for how long
-_EVERY_STEP, _THEN_EVERY = 20, 8  # a window looks at its first steps, and then at every eighth, to save time
+_EVERY_STEP, _THEN_EVERY = 20, 20  # a window looks at its first steps, and then at every twentieth, to save time
 
 Final = int | float | Mapping[str, int | float] | None
 

@@ -45,6 +45,7 @@ RIDGE = 1e-3  # of the mean variance of the inputs, some of which may be constan
 MAX_BLOCKS = 20  # of gradients that are kept; steps are added up to fewer when there are more
 ROWS_PER_INPUT = 2  # samples and positions that a fit takes at least, per input of the consumer
 MAX_ROWS = 1024  # of a fit, if that is more than it needs
+LEAST_SHARE = 0.01  # of the variance of a candidate that present inputs must leave unexplained
 
 
 class Pass(NamedTuple):
@@ -69,6 +70,7 @@ class Window:
         blocks: sums of gradients of fan-outs over consecutive steps: (candidates and present inputs) x fan-out. All
             blocks have the same number of steps, except that the last one may not be complete.
         energy: sum of the mean squares of r, and of the present inputs after centring.
+        variance: sum of the variances of the candidates.
     """
 
     fan_in: Tensor
@@ -79,6 +81,7 @@ class Window:
     steps: int = 0
     blocks: tuple[Tensor, ...] = ()
     energy: Tensor | None = None
+    variance: Tensor | None = None
 
     def state(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)} | {"shapes": [*map(list, self.shapes)]}
@@ -88,23 +91,25 @@ class Window:
         producer, consumer = map(torch.Size, state["shapes"])
         return Window(**{**state, "shapes": (producer, consumer)})
 
-    def fitted(self, consumer: nn.Module, passes: Sequence[Pass], due: bool) -> Window:
-        """Fit the candidates to the consumer's inputs if it is due, or keep the rows that the next fit needs."""
+    def fitted(self, consumer: nn.Module, passes: Sequence[Pass]) -> Window:
+        """Fit the candidates to the consumer's inputs of this step, or of the latest steps if there are few rows.
+
+        A fit of earlier steps would not do: training changes the inputs, and what it leaves of a candidate would then
+        have parts of the present neurons, with their gradients.
+        """
         inputs = passes[0].H.shape[_channel(consumer)]
         enough = ROWS_PER_INPUT * inputs
         in_step = sum(each.H.numel() for each in passes) // inputs
-        if in_step >= enough and not due:
-            return self  # the step in which a fit is due will have enough rows
         most = max(enough, MAX_ROWS)
         new = [sampled_rows(consumer, each, -(-most * each.H.numel() // (in_step * inputs))) for each in passes]
         rows = tuple(new) if in_step >= enough else (*self.rows, *new)
         while sum(map(len, rows[1:])) >= most:
             rows = rows[1:]
-        if not due or sum(map(len, rows)) < enough:
-            return replace(self, rows=rows)
+        kept = () if in_step >= enough else rows
+        if sum(map(len, rows)) < enough:
+            return replace(self, rows=kept)
         together = torch.cat(rows)
-        coefficients = fit(together[:, :inputs], together[:, inputs:])
-        return replace(self, rows=() if in_step >= enough else rows, coefficients=coefficients)
+        return replace(self, rows=kept, coefficients=fit(together[:, :inputs], together[:, inputs:]))
 
     def with_step(self, consumer: nn.Module, passes: Sequence[Pass]) -> Window:
         """Add the gradients of a step."""
@@ -112,13 +117,18 @@ class Window:
         total = sum(each.D.numel() for each in passes)
         norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
         scale = float(torch.stack(norms).norm()) / total**0.5 or 1.0
-        gradients, energies = [], []
-        for each in passes:
+        columns = self.present.to(passes[0].H.device)
+        present = centred(consumer, [each.H.index_select(_channel(consumer), columns) for each in passes])
+        candidates = centred(consumer, [each.h for each in passes])
+        gradients, energies, variances = [], [], []
+        for each, own, h in zip(passes, present, candidates, strict=True):
             r = unexplained(consumer, each.H, each.h, self.coefficients)
-            inputs = torch.cat([r, centred(consumer, each.H, self.present).to(r.dtype)], _channel(consumer))
+            inputs = torch.cat([r, own.to(r.dtype)], _channel(consumer))
+            part = each.D.numel() / total
             gradients.append(fan_out_gradient(consumer, inputs, each.D.to(r.dtype)) / scale)
-            energies.append(_mean_squares(consumer, inputs) * (each.D.numel() / total))
-        gradient, energy = (sum(each[1:], each[0]) for each in (gradients, energies))
+            energies.append(_mean_squares(consumer, inputs) * part)
+            variances.append(_mean_squares(consumer, h) * part)
+        gradient, energy, variance = (sum(each[1:], each[0]) for each in (gradients, energies, variances))
         blocks, length = self.blocks, self.block_length
         if self.steps % length == 0:
             if len(blocks) == MAX_BLOCKS:
@@ -126,8 +136,9 @@ class Window:
             blocks = (*blocks, gradient)
         else:
             blocks = (*blocks[:-1], blocks[-1] + gradient)
-        energy = energy if self.energy is None else self.energy + energy
-        return replace(self, steps=self.steps + 1, blocks=blocks, energy=energy)
+        if self.energy is not None and self.variance is not None:
+            energy, variance = self.energy + energy, self.variance + variance
+        return replace(self, steps=self.steps + 1, blocks=blocks, energy=energy, variance=variance)
 
     @property
     def block_length(self) -> int:
@@ -139,15 +150,15 @@ class Window:
 
     def statistics(self) -> tuple[float, float, float]:
         """The statistic z of candidates, its standard error, and the statistic of the present inputs."""
-        columns = len(self.blocks[0]) - len(self.present)
-        z, error = self._statistic(slice(columns))
-        return z, error, self._statistic(slice(columns, None))[0]
+        assert self.energy is not None and self.variance is not None
+        new, present = self.energy.split([len(self.variance), len(self.present)])
+        z, error = self._statistic(slice(len(new)), new > LEAST_SHARE * self.variance)
+        return z, error, self._statistic(slice(len(new), None), present > 0)[0]
 
-    def _statistic(self, part: slice) -> tuple[float, float]:
+    def _statistic(self, part: slice, used: Tensor) -> tuple[float, float]:
         """z and its standard error; both are 0 if there are no gradients at all."""
         assert self.energy is not None
         K, energy = self.steps // self.block_length, self.energy[part]  # with blocks as steps, K P / N is the same
-        used = energy > 0
         scale = energy[used].sqrt()[:, None]
         scaled = torch.stack([(block[part][used] / scale).flatten() for block in self.blocks[:K]])
         gram = (scaled @ scaled.T).double()
@@ -183,12 +194,14 @@ def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor)
     return h - (slopes.T @ H.flatten(2) + constant[:, None]).reshape(h.shape)
 
 
-def centred(consumer: nn.Module, H: Tensor, columns: Tensor) -> Tensor:
-    """Some of the consumer's inputs minus their means."""
-    chosen = H.index_select(_channel(consumer), columns.to(H.device))
+def centred(consumer: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Inputs of the consumer in several passes, minus their means over all of them."""
     if isinstance(consumer, _ConvNd):
-        chosen = chosen.reshape(-1, *chosen.shape[_channel(consumer) :])
-    return chosen - chosen.mean(_all_but_channel(consumer, chosen), keepdim=True)
+        inputs = [each.reshape(-1, *each.shape[_channel(consumer) :]) for each in inputs]
+    sums = [each.sum(_all_but_channel(consumer, each), keepdim=True, dtype=_wide(each)) for each in inputs]
+    rows = sum(each.numel() for each in inputs) // sums[0].numel()
+    means = sum(sums[1:], sums[0]) / rows
+    return [each - means for each in inputs]
 
 
 def _mean_squares(consumer: nn.Module, inputs: Tensor) -> Tensor:
