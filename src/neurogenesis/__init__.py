@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from . import initializations, metrics, nn, strategies, triggers
     from .growing.by_hand import grow, plan_growth
     from .growing.grower import Grower
+    from .growing.narrowing import narrow
     from .history import Event, History
     from .initializations import Neurons
     from .layer import Layer
@@ -36,6 +37,7 @@ __all__ = [
     "grow",
     "initializations",
     "metrics",
+    "narrow",
     "nn",
     "plan_growth",
     "plan_shrinkage",
@@ -49,6 +51,7 @@ __all__ = [
 _HOMES = {
     "growing.by_hand": ["grow", "plan_growth"],
     "growing.grower": ["Grower"],
+    "growing.narrowing": ["narrow"],
     "history": ["Event", "History"],
     "initializations": ["Neurons"],
     "layer": ["Layer"],

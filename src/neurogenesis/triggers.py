@@ -311,8 +311,8 @@ class Need(Trigger):
     its size. Layers are asked after 5, 10, 20, ...
     steps, so one with great need grows soon, and little need is measured carefully. A layer whose gradients are noise
     over the whole window is done, until another layer grows. Steps are those that are looked at: the first twenty
-    of a window, and then every twentieth one. While the present neurons have their turn, it looks at ten steps, pauses for
-    ten, and begins a new window.
+    of a window, and then every twentieth one. While the present neurons have their turn, it looks at ten steps, pauses
+    for ten, and begins a new window.
 
     The reported metric is the z that a whole window would have, :math:`z \cdot window / K`, and the threshold is scaled
     in the same way.

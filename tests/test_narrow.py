@@ -1,0 +1,93 @@
+"""An untrained model is made small, and its layers keep their scale."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import neurogenesis as ng
+from tests.cases import CASES, Case
+from tests.growing import mlp
+
+
+def run(model: nn.Module, example: Any) -> Any:
+    if isinstance(example, dict):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple) else model(example)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.growable], ids=str)
+def test_every_growable_width_is_reduced_and_the_model_runs(case: Case) -> None:
+    torch.manual_seed(0)
+    model = case.make()
+    sizes = ng.narrow(model, case.example, 2, **case.options)
+    assert sizes == {name: min(size, 2) for name, size in case.growable.items()}
+    run(model, case.example)
+    found = ng.widths(model, case.example, **case.options)
+    assert {name: found[name].size for name in sizes} == sizes
+
+
+def test_by_default_a_sixteenth_and_at_least_four_neurons_are_left() -> None:
+    assert ng.narrow(mlp(8, 256, 40, 3, 2), torch.randn(2, 8)) == {"0": 16, "2": 4, "4": 3}
+
+
+def test_outputs_keep_their_variance() -> None:
+    ratios = []
+    for seed in range(20):
+        model = mlp(32, 512, 512, 64)
+        torch.manual_seed(seed)
+        for layer in model[::2]:
+            layer.reset_parameters()
+        x = torch.randn(64, 32)
+        before = model(x).detach().var(0).mean()
+        ng.narrow(model, x)
+        ratios.append(float(model(x).detach().var(0).mean() / before))
+    assert 0.8 < sum(ratios) / len(ratios) < 1.4  # 0.06 without a correction
+
+
+def test_parts_of_concatenated_inputs_are_rescaled_as_a_whole() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 64), nn.Linear(4, 16), nn.Linear(80, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.c(torch.cat([self.a(x).relu(), self.b(x).relu()], 1))
+
+    model = Two()
+    weight = model.c.weight.detach().clone()
+    ng.narrow(model, torch.randn(2, 4), 4, include=["a"])
+    torch.testing.assert_close(model.c.weight, torch.cat([weight[:, :4], weight[:, 64:]], 1) * (80 / 20) ** 0.5)
+
+
+def test_a_small_model_grows_with_an_optimizer_made_before() -> None:
+    torch.manual_seed(0)
+    model = mlp(6, 64, 64, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    assert ng.narrow(model, torch.randn(2, 6), optimizer=optimizer) == {"0": 4, "2": 4}
+    grower = ng.Grower(model, optimizer, "need")
+    for _ in range(40):
+        x = torch.randn(64, 6)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x[:, :3].abs() - x[:, 3:]).backward()
+        optimizer.step()
+        grower.step()
+    assert grower.history.events
+
+
+@pytest.mark.parametrize("size", [0, -1, 0.0, float("nan"), float("inf"), True, "small"])
+def test_wrong_sizes_are_refused_before_anything_changes(size: Any) -> None:
+    model = mlp(6, 64, 3)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="expected a number of neurons"):
+        ng.narrow(model, torch.randn(2, 6), size)
+    torch.testing.assert_close(model.state_dict(), before)
+
+
+def test_a_pattern_without_a_match_is_refused() -> None:
+    with pytest.raises(ValueError, match="growable widths: 0"):
+        ng.narrow(mlp(6, 64, 3), torch.randn(2, 6), include=["nothing"])
