@@ -533,6 +533,27 @@ def test_a_shortcut_found_with_an_example_of_zeros_is_right() -> None:
     assert not grower.layers[0]._has_chain
 
 
+class FunctionalDropout(nn.Module):
+    def __init__(self, dropped: bool) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)
+        self.dropped = dropped
+
+    def forward(self, x: Tensor) -> Any:
+        return self.down(nn.functional.dropout(self.act(self.up(x)), 0.5, self.training and self.dropped))
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_the_shortcut_is_not_taken_past_a_dropout_that_is_no_module(dropped: bool) -> None:
+    grower = watched(FunctionalDropout(dropped), torch.randn(64, 6))
+    assert grower is not None
+    (layer,) = grower.layers
+    with torch.no_grad():
+        (one,) = layer.passes_with(torch.ones(5, 1, 6))
+    assert layer._has_chain is not dropped
+    assert 0.3 * dropped <= float((one.h == 0).double().mean()) <= 0.7 * dropped
+
+
 @pytest.mark.parametrize("strategy", ["gradmax", "firefly", "need"])
 def test_inputs_that_the_caller_reuses_are_copied(strategy: str) -> None:
     model = mlp(6, 3, 3)

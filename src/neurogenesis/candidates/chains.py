@@ -51,7 +51,15 @@ def consumed_by_chain(
 def _is_deterministic(module: nn.Module) -> bool:
     """Whether a module certainly uses no random numbers."""
     known = type(module).__module__.startswith(("torch.nn.modules.", "neurogenesis."))
-    return known and not isinstance(module, (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d))
+    return (
+        known
+        and not isinstance(module, (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d))
+        and not (_is_dropout(module))
+    )
+
+
+def _is_dropout(module: nn.Module) -> bool:
+    return isinstance(module, _DropoutNd)
 
 
 def _tensors_of(module: nn.Module, path: str, width: Width, count: int) -> dict[str, Tensor]:
@@ -68,7 +76,10 @@ def _tensors_of(module: nn.Module, path: str, width: Width, count: int) -> dict[
 
 
 def verified_chain(model: nn.Module, width: Width, route: Route, call: Call) -> bool:
-    """Whether the chain gives the same as a trial run of the model, in evaluation mode."""
+    """Whether the chain gives the same as a trial run of the model, in evaluation and in training mode.
+
+    Dropout modules are off in both, as their masks would differ; a dropout that is no module is found this way.
+    """
     if route.chain is None:
         return False
     trials = Trials(model, width, route, None)
@@ -80,10 +91,14 @@ def verified_chain(model: nn.Module, width: Width, route: Route, call: Call) -> 
     rows = weight.detach().movedim(route.producer.axis, 0)
     generator = torch.Generator().manual_seed(0)
     fan_in = torch.randn(3, 1, *rows.shape[1:], generator=generator).to(rows) / rows[0].numel() ** 0.5
-    expected = trials.consumed(fan_in, H_prev, call, evaluation=True)
-    try:
-        with temporary_attributes([(module, "training", False) for module in model.modules()]), torch.no_grad():
-            found = consumed_by_chain(model, width, route, fan_in, H_prev, call)
-    except Exception:  # from a module's own code, which may need more than its new neurons
-        return False
-    return found.shape == expected.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+    for training in (False, True):
+        modes = [(module, "training", training and not _is_dropout(module)) for module in model.modules()]
+        try:
+            with temporary_attributes(modes), torch.no_grad():
+                expected = trials.consumed(fan_in, H_prev, call)
+                found = consumed_by_chain(model, width, route, fan_in, H_prev, call)
+        except Exception:  # from a module's own code, which may need more than its new neurons or a larger batch
+            return False
+        if found.shape != expected.shape or not torch.allclose(found, expected, rtol=1e-4, atol=1e-6):
+            return False
+    return True

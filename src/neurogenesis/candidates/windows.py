@@ -151,9 +151,9 @@ class Window:
     def statistics(self) -> tuple[float, float, float]:
         """The statistic z of candidates, its standard error, and the statistic of the present inputs."""
         assert self.energy is not None and self.variance is not None
-        new, present = self.energy.split([len(self.variance), len(self.present)])
-        z, error = self._statistic(slice(len(new)), new > LEAST_SHARE * self.variance)
-        return z, error, self._statistic(slice(len(new), None), present > 0)[0]
+        count = len(self.variance)
+        z, error = self._statistic(slice(count), self.energy[:count] > LEAST_SHARE * self.variance)
+        return z, error, self._statistic(slice(count, None), self.energy[count:] > 0)[0]
 
     def _statistic(self, part: slice, used: Tensor) -> tuple[float, float]:
         """z and its standard error; both are 0 if there are no gradients at all."""
