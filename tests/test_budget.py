@@ -114,3 +114,30 @@ def test_bad_multiples_are_named() -> None:
     model = mlp(10, 6, 3)
     with pytest.raises(ValueError, match="round_to: expected a positive integer, not 0"):
         ng.Grower(model, torch.optim.SGD(model.parameters(), 0.1), round_to=0)
+
+
+@pytest.mark.parametrize("strategy", ["need", "north-random"])
+def test_a_width_without_parameters_left_is_not_watched(strategy: str) -> None:
+    model = mlp(10, 8, 8, 3)
+    limit = sum(p.numel() for p in model.parameters()) + 13  # a neuron of the second width takes 12, of the first 19
+    optimizer = torch.optim.Adam(model.parameters())
+    grower = ng.Grower(model, optimizer, strategy, max_parameters=limit, example=randn(5, 10))
+    first, second = grower.layers
+    assert first.full and not second.full
+    for number in range(30):
+        step(model, optimizer, randn(64, 10) + number)
+        grower.step()
+        if second.full:
+            break
+    assert grower.widths == {"0": 8, "2": 9}
+    assert str(grower).count("no parameters left") == 2
+    seen = len(grower.history.observations)
+    step(model, optimizer, randn(64, 10))
+    grower.step()
+    assert len(grower.history.observations) == seen
+    again = mlp(10, 8, 8, 3)
+    resumed = ng.Grower(
+        again, torch.optim.Adam(again.parameters()), strategy, max_parameters=limit, example=randn(5, 10)
+    )
+    resumed.load_state_dict(grower.state_dict())
+    assert all(layer.full for layer in resumed.layers)

@@ -73,6 +73,7 @@ class Layer:
         example: an input of the model, or None.
         initial: the size when growth began.
         maximum: the maximum size, or None if unlimited.
+        out_of_budget: whether one more step of growth would take more parameters than there may be.
         memory: numbers, and containers of numbers and tensors, that a trigger keeps from step to step; saved with the
             `Grower`. Replace tensors instead of modifying them.
         now: state that changes from step to step.
@@ -93,6 +94,7 @@ class Layer:
         self.convolutional, self.example = convolutional, example
         self.initial = width.size
         self.maximum: int | None = None
+        self.out_of_budget = False
         self.memory: dict[str, Any] = {}
         self.now = StepContext()
         self.seen = None if route is None else Seen(model, width, route)
@@ -116,8 +118,8 @@ class Layer:
 
     @property
     def full(self) -> bool:
-        """Whether the size has reached the maximum."""
-        return self.maximum is not None and self.size >= self.maximum
+        """Whether the size has reached the maximum, or there are no parameters left."""
+        return self.out_of_budget or (self.maximum is not None and self.size >= self.maximum)
 
     # --- weights -----------------------------------------------------------------------------------------
 

@@ -64,6 +64,14 @@ def shares(model: nn.Module, limit: int | None, requests: Sequence[tuple[Layer, 
     return given
 
 
+def affordable(model: nn.Module, limit: int | None, layer: Layer, round_to: int = 1) -> bool:
+    """Whether the smallest step of growth of a layer is within a limit of parameters."""
+    if limit is None:
+        return True
+    step = rounded_up(1, layer.size, round_to, layer.maximum)
+    return layer.width.structure.parameters_with(model, {layer.width.atom: layer.size + step}) <= limit
+
+
 def pad_for_growth(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:
     """Pad values that were computed before other widths grew with zeros at the new neurons of these widths.
 

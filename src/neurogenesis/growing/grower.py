@@ -33,7 +33,7 @@ from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
 from ..surgery.plan import Plan, Surgery, check_average, plan_neurons, plan_shrinkage
 from ..surgery.reach import fan_ins_of
 from ..triggers import Decision
-from .budget import pad_for_growth, rounded_up, shares
+from .budget import affordable, pad_for_growth, rounded_up, shares
 from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
 from .overview import overview
 from .schedule import Schedule
@@ -177,6 +177,7 @@ class Grower:
         self._schedule.start(layer.name for layer in layers)
         watched = [layer.seen for layer in layers if layer.seen is not None and layer.bridge is not None]
         self._taps.watch(watched, norms="gradients" in self.strategy.uses)
+        self._check_budget()
         self._taps.want(self._next_looks())
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
@@ -300,7 +301,13 @@ class Grower:
             self._schedule.record_look(layer.name, self.steps, patient, layer.name in grown, decision.wait)
         if grown:
             self._schedule.reopen()
+            self._check_budget()
         return events
+
+    def _check_budget(self) -> None:
+        """Mark the layers that cannot grow any more, because the budget has too few parameters left."""
+        for layer in self._layers or ():
+            layer.out_of_budget = not affordable(self.model, self.max_parameters, layer, self.round_to)
 
     def _warn_about_samples(self, asked: Sequence[Layer]) -> None:
         """Warn once if nothing can be measured yet, and once per width that has more neurons than samples."""
@@ -447,6 +454,7 @@ class Grower:
         self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
         self._taps.clear_records()
+        self._check_budget()
         self._taps.want(self._next_looks())
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
         self.buffer.calls[:] = calls

@@ -40,7 +40,7 @@ def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: Histor
 
 def _state(strategy: Strategy, layer: Layer, seen: Observation | None, done: bool) -> str:
     if layer.full:
-        return "at its maximum"
+        return "no parameters left" if layer.out_of_budget else "at its maximum"
     if done:
         return "done, unless another width grows"
     if seen is None:
