@@ -294,6 +294,21 @@ def test_a_network_that_is_too_small_grows_and_stops_by_itself() -> None:
         assert event.metric > event.threshold >= 1
 
 
+def test_a_width_that_is_done_is_asked_again_after_as_many_steps() -> None:
+    """On random labels there is nothing to learn, until there is."""
+    grower = growing(0)
+    none = ((x, torch.randn(64, 3)) for x, _ in problem())
+    train(grower, 419, none)
+    assert not grower._schedule.done
+    train(grower, 1, none)
+    assert set(grower._schedule.done.values()) == {840} and not grower.history.events
+    assert str(grower).count("done until step 840, unless another width grows") == 2
+    train(grower, 419, problem())
+    assert not grower.history.events
+    train(grower, 40, problem())
+    assert grower.history.events
+
+
 @pytest.mark.parametrize(
     ("activation", "size"), [(nn.Identity, 8), (nn.Identity, 16), (nn.ReLU, 64), (nn.Tanh, 64)], ids=str
 )
@@ -313,7 +328,7 @@ def test_a_width_that_is_done_is_not_looked_at_until_another_one_grows() -> None
     grower = growing(800)
     assert max(seen.step for seen in grower.history.latest.values()) < 790
     assert not any(layer.seen.pairs for layer in grower.layers if layer.seen is not None)
-    assert str(grower).count("done, unless another width grows") == 2
+    assert str(grower).count(", unless another width grows") == 2
     grower._schedule.reopen()  # as growth does
     train(grower, 2, problem(seed=1))
     assert "window" in grower.layers[0].memory

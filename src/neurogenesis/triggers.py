@@ -33,7 +33,7 @@ class Decision:
         metric: what was measured.
         threshold: what it was compared with.
         wait: number of gradient steps until the trigger must be asked again about this layer; if infinite, only after
-            another one has grown. By default the grower decides.
+            another one has grown, or training has gone on for as long again. By default the grower decides.
     """
 
     count: int
@@ -310,7 +310,7 @@ class Need(Trigger):
     If z is p percent above this threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
     its size. Layers are asked after 5, 10, 20, ...
     steps, so one with great need grows soon, and little need is measured carefully. A layer whose gradients are noise
-    over the whole window is done, until another layer grows. Steps are those that are looked at: the first twenty
+    over the whole window is done, until another layer grows or training has gone on for as long again. Steps are those that are looked at: the first twenty
     of a window, and then every twentieth one. While the present neurons have their turn, it looks at ten steps, pauses
     for ten, and begins a new window.
 

@@ -85,7 +85,7 @@ class Grower:
         self,
         model: nn.Module,
         optimizer: Optimizers,
-        strategy: str | Strategy = "north-select",
+        strategy: str | Strategy = "need",
         *,
         example: Example | None = None,
         max_width: MaxWidth = None,

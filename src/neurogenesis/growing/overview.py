@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -12,14 +12,14 @@ from ..strategies import Strategy
 
 
 @torch.no_grad()
-def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: History, done: Collection[str] = ()) -> str:
+def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: History, done: Mapping[str, int]) -> str:
     """Table of the widths of a `Grower`, one line each, or a note if they are not known yet.
 
     Args:
         strategy: the strategy.
         layers: layers of all watched widths; None if they are not known yet.
         history: what the trigger has seen.
-        done: names of the widths that are not looked at any more, unless another one grows.
+        done: the widths that are not looked at unless another one grows, with the step until which this holds.
     """
     if layers is None:
         return "before the first batch: the widths are not known yet (pass example= to find them immediately)"
@@ -31,18 +31,18 @@ def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: Histor
         numbers = ["-" if number is None else f"{number:.4g}" for number in (metric, threshold)]
         step = "-" if seen is None else str(seen.step)
         rows.append(
-            (layer.name, str(layer.size), maximum, *numbers, step, _state(strategy, layer, seen, layer.name in done))
+            (layer.name, str(layer.size), maximum, *numbers, step, _state(strategy, layer, seen, done.get(layer.name)))
         )
     lengths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(map(str.ljust, row, lengths)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def _state(strategy: Strategy, layer: Layer, seen: Observation | None, done: bool) -> str:
+def _state(strategy: Strategy, layer: Layer, seen: Observation | None, done: int | None) -> str:
     if layer.full:
         return "no parameters left" if layer.out_of_budget else "at its maximum"
-    if done:
-        return "done, unless another width grows"
+    if done is not None:
+        return f"done until step {done}, unless another width grows"
     if seen is None:
         return "before the first gradient step"
     if seen.metric is None and "activations" in strategy.trigger.needs and layer.waiting is not None:

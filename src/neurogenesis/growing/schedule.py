@@ -14,7 +14,7 @@ from ..defaults import MAX_INTERVAL
 class _LookState:
     next_look: int = 1  # the gradient step of the next look
     quiet: int = 0  # number of consecutive looks without growth
-    done: bool = False  # whether no look is needed unless another width grows
+    done: bool = False  # whether no look is needed before that step unless another width grows
 
 
 class Schedule:
@@ -38,29 +38,33 @@ class Schedule:
         return frozenset(
             name
             for name, state in self._states.items()
-            if not state.done and (self.every is not None or step >= state.next_look)
+            if step >= state.next_look or (self.every is not None and not state.done)
         )
 
     def record_look(self, name: str, step: int, patient: bool, grown: bool, wait: float | None = None) -> None:
         """Set the next look at a width: after `wait` steps if given; else, if its trigger is patient, each look without
         growth delays the next one further.
+
+        If `wait` is infinite, the width is done until another one grows. As what a network needs may change while it
+        trains, it is also looked at again when training has gone on for as long again.
         """
         state = self._states[name]
         state.quiet = state.quiet + 1 if patient and not grown else 0
         state.done = wait == math.inf
-        if wait is None or state.done:
+        if wait is None:
             wait = min(max(state.quiet, 1), MAX_INTERVAL)
-        state.next_look = step + int(wait)
+        state.next_look = step + (step if state.done else int(wait))
 
     @property
-    def done(self) -> frozenset[str]:
-        """Names of the widths that are done."""
-        return frozenset(name for name, state in self._states.items() if state.done)
+    def done(self) -> dict[str, int]:
+        """The widths that are done, with the step of the next look at each."""
+        return {name: state.next_look for name, state in self._states.items() if state.done}
 
     def reopen(self) -> None:
         """Look again at the widths that are done."""
         for state in self._states.values():
-            state.done = False
+            if state.done:
+                state.done, state.next_look = False, 0
 
     def state(self, name: str) -> dict[str, Any]:
         return asdict(self._states[name])
