@@ -7,8 +7,8 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint $
 .PHONY: demo test test-long test-library zoo bench check docs dist clean
 
 demo: .venv/experiments.installed  ## grow a small network on handwritten digits, and draw what happened
-	$(BIN)/neurogenesis run digits
-	$(BIN)/neurogenesis report runs/digits-north-select-seed1
+	$(BIN)/neurogenesis run digits --strategy need --maximum 512
+	$(BIN)/neurogenesis report runs/digits-need-maximum-512-seed1
 
 test: .venv/test.installed check  ## all tests but the long ones, with style and type checks
 	$(BIN)/pytest -n 2
@@ -25,8 +25,8 @@ test-library: .venv/library-test.installed  ## the tests of the library alone, w
 zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
 	$(BIN)/python -m benchmarks.zoo
 
-bench: .venv/test.installed  ## what finding widths, growing, watching, selecting and the loop of the experiments cost, and how new neurons fare
-	for name in surgery overhead selection loop newborn; do $(BIN)/python -W ignore -m benchmarks.$$name; done
+bench: .venv/test.installed  ## what finding widths, growing, watching, selecting and the loop of the experiments cost, how new neurons fare, and how need decides
+	for name in surgery overhead selection loop newborn decisions; do $(BIN)/python -W ignore -m benchmarks.$$name; done
 
 check: .venv/test.installed  ## style and types
 	$(BIN)/ruff check

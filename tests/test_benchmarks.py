@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import neurogenesis as ng
-from benchmarks import newborn, overhead, selection, surgery
+from benchmarks import decisions, newborn, overhead, selection, surgery
 from neurogenesis.experiments.data import load
 from neurogenesis.experiments.models import VGG11, vgg11
 
@@ -102,3 +102,18 @@ def test_benchmarks_print_their_figures(name: str) -> None:
         assert set(figures["VGG-11 / 4, Xavier"]) == set(overhead.STRATEGIES)
         assert set(figures["ages"]) == set(overhead.AGES_LIMITS)
         assert set(figures["need"]) == set(overhead.NEED_LIMITS)
+
+
+@pytest.mark.parametrize("way", list(decisions.WAYS))
+def test_decisions_of_need_are_compared_on_digits(way: str) -> None:
+    size = decisions.final_size(*decisions.WAYS[way], rate=1e-2, seed=1, epochs=1)
+    assert len(size.widths) == 2 and min(size.widths) > 4
+    assert size.parameters == 65 * size.widths[0] + (size.widths[0] + 1) * size.widths[1] + 10 * (size.widths[1] + 1)
+
+
+def test_sizes_are_compared_on_a_logarithmic_scale() -> None:
+    half, double = ([decisions.Size((4, 8), factor * n) for n in (100, 400)] for factor in (1, 4))
+    found = decisions.summary(double, half)
+    assert (found["parameters"], found["ratio"]) == (800, pytest.approx(4))
+    assert found["deviation"] == pytest.approx(0.9803, abs=1e-3)  # of ln 100 and ln 400
+    assert found["error"] == pytest.approx(found["deviation"])

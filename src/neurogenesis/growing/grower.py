@@ -47,7 +47,8 @@ class Grower:
     Args:
         model: the model.
         optimizer: the optimizer that trains the model, or a list of all of them.
-        strategy: a name of `neurogenesis.strategies`, or a `Strategy`.
+        strategy: a name of `neurogenesis.strategies`, or a `Strategy`. The default, 'need', grows while new neurons
+            would learn something that the present ones cannot.
         example: an input of the model; by default the first training batch.
         max_width: the maximum size of each width: an int (number of neurons), a float (factor of the initial size), or
             a mapping from names to either; unlimited by default.
