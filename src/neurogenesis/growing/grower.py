@@ -47,8 +47,7 @@ class Grower:
     Args:
         model: the model.
         optimizer: the optimizer that trains the model, or a list of all of them.
-        strategy: a name of `neurogenesis.strategies`, or a `Strategy`. The default, 'need', grows while new neurons
-            would learn something that the present ones cannot.
+        strategy: a name of `neurogenesis.strategies`, or a `Strategy`.
         example: an input of the model; by default the first training batch.
         max_width: the maximum size of each width: an int (number of neurons), a float (factor of the initial size), or
             a mapping from names to either; unlimited by default.
@@ -86,7 +85,7 @@ class Grower:
         self,
         model: nn.Module,
         optimizer: Optimizers,
-        strategy: str | Strategy = "need",
+        strategy: str | Strategy = "north-select",
         *,
         example: Example | None = None,
         max_width: MaxWidth = None,
