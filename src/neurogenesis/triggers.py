@@ -308,11 +308,11 @@ class Need(Trigger):
     - the present neurons have had their turn: z is larger than a sixth of the z of their own fan-outs.
 
     If z is p percent above this threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
-    its size. Layers are asked after 5, 10, 20, ...
-    steps, so one with great need grows soon, and little need is measured carefully. A layer whose gradients are noise
-    over the whole window is done, until another layer grows or training has gone on for as long again. Steps are those
-    that are looked at: the first twenty of a window, and then every twentieth one. While the present neurons have their
-    turn, it looks at ten steps, pauses for ten, and begins a new window.
+    its size. Layers are asked after 5, 10, 20, ... steps, so one with great need grows soon, and little need is
+    measured carefully. A layer whose gradients are noise over the whole window is done, until another layer grows or
+    training has gone on for as long again. Steps are those that are looked at: the first twenty of a window, and then
+    every twentieth one. While the present neurons have their turn, it looks at ten steps, pauses for ten, and begins a
+    new window.
 
     The reported metric is the z that a whole window would have, :math:`z \cdot window / K`, and the threshold is scaled
     in the same way.

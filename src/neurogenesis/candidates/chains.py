@@ -51,15 +51,7 @@ def consumed_by_chain(
 def _is_deterministic(module: nn.Module) -> bool:
     """Whether a module certainly uses no random numbers."""
     known = type(module).__module__.startswith(("torch.nn.modules.", "neurogenesis."))
-    return (
-        known
-        and not isinstance(module, (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d))
-        and not (_is_dropout(module))
-    )
-
-
-def _is_dropout(module: nn.Module) -> bool:
-    return isinstance(module, _DropoutNd)
+    return known and not isinstance(module, (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d))
 
 
 def _tensors_of(module: nn.Module, path: str, width: Width, count: int) -> dict[str, Tensor]:
@@ -92,7 +84,7 @@ def verified_chain(model: nn.Module, width: Width, route: Route, call: Call) -> 
     generator = torch.Generator().manual_seed(0)
     fan_in = torch.randn(3, 1, *rows.shape[1:], generator=generator).to(rows) / rows[0].numel() ** 0.5
     for training in (False, True):
-        modes = [(module, "training", training and not _is_dropout(module)) for module in model.modules()]
+        modes = [(module, "training", training and not isinstance(module, _DropoutNd)) for module in model.modules()]
         try:
             with temporary_attributes(modes), torch.no_grad():
                 expected = trials.consumed(fan_in, H_prev, call)

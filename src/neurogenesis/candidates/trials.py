@@ -131,11 +131,9 @@ class Trials:
     def _calls(self) -> Sequence[Call]:
         return () if self.buffer is None else self.buffer.calls
 
-    def consumed(
-        self, fan_in: Tensor, H_prev: Tensor, call: Call, seed: int = 0, *, evaluation: bool = False
-    ) -> Tensor:
+    def consumed(self, fan_in: Tensor, H_prev: Tensor, call: Call, seed: int = 0) -> Tensor:
         """Candidates in the consumer's input, in a run of the model with the producer's input given."""
-        (seen,) = self._runs([call], seed, Candidates(fan_in), H_prev=H_prev, evaluation=evaluation)
+        (seen,) = self._runs([call], seed, Candidates(fan_in), H_prev=H_prev)
         return seen["consumed"]
 
     def producer_input(self, call: Call) -> Tensor:

@@ -6,7 +6,8 @@ would get from candidate c, and H the inputs that it gets now,
 .. math:: r_c = h_c - \beta_c [1, H], \qquad G_c = \partial L / \partial w^{out}_c \text{ for the input } r_c
 
 where :math:`\beta_c` is the least-squares fit of :math:`h_c`: what the consumer can express with its bias and its
-present inputs does not count. Over K steps
+present inputs does not count. The fit is that of the same step, and candidates of which it leaves less than a
+hundredth of the variance are left out. Over K steps
 
 .. math:: \Gamma_{ts} = \sum_c \langle G_c(t), G_c(s) \rangle / E_c, \qquad E_c = \text{mean of } r_c^2
 

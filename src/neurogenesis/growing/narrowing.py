@@ -68,10 +68,10 @@ def narrow(
                 target = _target(width, size)
                 if target < width.size:
                     surgery.apply(plan_shrinkage(model, width, range(target, width.size)))
+        weights = {name: weight for name, weight in model.named_parameters() if weight.ndim > 1}  # no masks
         for tensor, axis in {(axis.tensor, axis.axis) for width in chosen for axis in width.consumers}:
-            weight = named_tensors(model)[tensor]
-            if weight.ndim > 1:
-                weight.mul_((before[tensor][axis] / weight.shape[axis]) ** 0.5)
+            if tensor in weights:
+                weights[tensor].mul_((before[tensor][axis] / weights[tensor].shape[axis]) ** 0.5)
     for width in chosen:
         width.initial = width.size
     return {width.name: width.size for width in chosen}
