@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
-from neurogenesis.candidates.windows import RIDGE, Pass, Window, fan_out_gradient, sampled_rows
+from neurogenesis.candidates.windows import RIDGE, Pass, Record, Window, block_length, fan_out_gradient, sampled_rows
 from neurogenesis.surgery.plan import plan_neurons
 from tests.cases import CASES, Case
 from tests.growing import loss_of, mlp, small_vgg
@@ -52,7 +53,7 @@ def supported_layers() -> Iterator[tuple[Case, str, bool]]:
         if grower is not None:
             for layer in grower.layers:
                 if layer.has_gradients and not layer.tensor(layer.consumer).is_complex():
-                    yield case, layer.name, layer._has_chain
+                    yield case, layer.name, any(layer._has_chain)
 
 
 SUPPORTED = list(supported_layers())
@@ -66,55 +67,60 @@ def layer_of(case: Case, name: str) -> tuple[nn.Module, ng.Layer]:
     return model, next(layer for layer in grower.layers if layer.name == name)
 
 
-def explicit_gradient(model: nn.Module, layer: ng.Layer, example: Any, fan_in: Tensor) -> Tensor:
-    """Gradient of the fan-outs of neurons that are really there, with zero fan-out."""
+def explicit_gradients(model: nn.Module, layer: ng.Layer, example: Any, fan_ins: list[Tensor]) -> list[Tensor]:
+    """Gradients of the fan-outs of neurons that are really there, with zero fan-out, at each consumer."""
     grown = copy.deepcopy(model)
     grown.zero_grad()
-    width, consumer = ng.widths(grown, example)[layer.name], layer.consumer
-    zeros = torch.zeros(COUNT, consumer.per_neuron, *layer.tensor(consumer).movedim(consumer.axis, 0).shape[1:])
-    values = {
-        (layer.producer.tensor, layer.producer.axis): layer.values(layer.producer, fan_in),
-        (consumer.tensor, consumer.axis): layer.values(consumer, zeros),
-    }
+    width = ng.widths(grown, example)[layer.name]
+    values = {}
+    for producer, fan_in in zip((layer.producer, *layer.other_producers), fan_ins, strict=True):
+        values[producer.tensor, producer.axis] = layer.values(producer, fan_in)
     for bias in layer.biases:
         values[bias.tensor, bias.axis] = torch.zeros(COUNT * bias.per_neuron)
     plan_neurons(grown, width, COUNT, values, generator=torch.Generator().manual_seed(0)).apply(grown)
     loss_of(grown.train(), example).backward()
-    gradient = grown.get_parameter(consumer.tensor).grad
-    assert gradient is not None
-    return gradient.movedim(consumer.axis, 0)[width.positions(consumer)[-COUNT:].flatten()].flatten(1)
+    result = []
+    for consumer in (seen.route.consumer for seen in layer.seen_by):
+        gradient = grown.get_parameter(consumer.tensor).grad
+        assert gradient is not None
+        for axis in width.axes:
+            if axis.tensor == consumer.tensor and axis.axis != consumer.axis:  # fan-out to the present neurons only
+                gradient = gradient.index_select(axis.axis, width.positions(axis)[:-COUNT].flatten())
+        columns = width.positions(consumer)[-COUNT:].flatten()
+        result.append(gradient.movedim(consumer.axis, 0)[columns].flatten(1))
+    return result
 
 
 @pytest.mark.parametrize(("case", "name"), [each[:2] for each in SUPPORTED], ids=lambda each: str(each))
 def test_fan_out_gradients_are_those_of_an_explicit_run_with_the_neurons(case: Case, name: str) -> None:
     model, layer = layer_of(case, name)
-    if any(axis.module != layer.producer.module for axis in layer.width.producers):
-        pytest.skip("other producers add random values to the new neurons")
-    if case.name == "used_twice":
+    if (case.name, name) in (("used_twice", "first"), ("variational_autoencoder", "encode")):
         pytest.skip("of a layer that is used twice, the first use is watched")
-    fan_in = layer.random_fan_in(COUNT, torch.Generator().manual_seed(1))
+    fan_ins = layer.random_fan_ins(COUNT, torch.Generator().manual_seed(1))
     with torch.no_grad():
-        passes = layer.passes_with(fan_in)
-    consumer = model.get_submodule(layer.consumer.module)
-    found = sum(fan_out_gradient(consumer, each.h.to(each.D), each.D) for each in passes)
-    expected = explicit_gradient(model, layer, case.example, fan_in)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * max(float(expected.abs().max()), 1e-6))
+        passes = layer.passes_with(fan_ins)
+    expected = explicit_gradients(model, layer, case.example, fan_ins)
+    for seen, own, gradient in zip(layer.seen_by, passes, expected, strict=True):
+        consumer = model.get_submodule(seen.route.consumer.module)
+        found = sum(fan_out_gradient(consumer, each.h.to(each.D), each.D) for each in own)
+        torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5 * max(float(gradient.abs().max()), 1e-6))
 
 
 @pytest.mark.parametrize(("case", "name"), CHAINED, ids=lambda each: str(each))
 def test_the_shortcut_gives_the_same_as_a_run_of_the_model(case: Case, name: str) -> None:
     _, layer = layer_of(case, name)
-    fan_in = layer.random_fan_in(COUNT, torch.Generator().manual_seed(1))
+    fan_ins = layer.random_fan_ins(COUNT, torch.Generator().manual_seed(1))
     with torch.no_grad():
-        short = layer.passes_with(fan_in)
-        layer.__dict__["_has_chain"] = False
-        full = layer.passes_with(fan_in)
-    for a, b in zip(short, full, strict=True):
+        short = layer.passes_with(fan_ins)
+        layer.__dict__["_has_chain"] = [False] * len(layer.seen_by)
+        full = layer.passes_with(fan_ins)
+    for a, b in zip(itertools.chain(*short), itertools.chain(*full), strict=True):
         torch.testing.assert_close(a.h, b.h, rtol=1e-4, atol=1e-6)
 
 
 def test_both_ways_are_taken() -> None:
     assert 20 < len(CHAINED) < len(SUPPORTED)
+    assert sum(len(layer_of(case, name)[1].seen_by) > 1 for case, name, _ in SUPPORTED) > 5
 
 
 # --- the statistic ---------------------------------------------------------------------------------------
@@ -150,18 +156,18 @@ CONSUMERS: dict[str, Callable[[], nn.Module]] = {
 
 def new_window(consumer: Any) -> Window:
     shape = torch.Size((4, 7)), consumer.weight.shape
-    return Window(torch.zeros(3, 1, 7), torch.tensor([2, 0]), shape)
+    return Window((torch.zeros(3, 1, 7),), (Record(torch.tensor([2, 0])),), (shape,))
 
 
 def after(consumer: nn.Module, steps: list[list[Pass]]) -> Window:
     window = new_window(consumer)
     for passes in steps:
-        window = window.fitted(consumer, passes).with_step(consumer, passes)
+        window = window.fitted([consumer], [passes]).with_step([consumer], [passes])
     return window
 
 
 def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float]:
-    """z of candidates and of present inputs, by plain loops, autograd and an ordinary least-squares solver."""
+    """R of candidates and of present inputs, by plain loops, autograd and an ordinary least-squares solver."""
     gradients: list[list[Tensor]] = []
     energies = []
     for passes in steps:
@@ -204,7 +210,7 @@ def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float]:
             variance = sum(float((g - mean).square().sum()) for g in own) / (K - 1)
             P += (float(mean.square().sum()) - variance / K) / float(E[c])
             N += variance / float(E[c])
-        result.append(K * P / N)
+        result.append(P / N)
     return result[0], result[1]
 
 
@@ -216,44 +222,46 @@ def test_the_statistic_is_that_of_plain_loops(kind: str, steps: int, signal: flo
     consumer = CONSUMERS[kind]()
     passes = random_passes(consumer, steps, signal)
     with torch.no_grad():
-        z, _, present = after(consumer, passes).statistics()
-    assert (z, present) == pytest.approx(oracle(consumer, passes), rel=1e-3, abs=1e-4)
+        ratio, _, present = after(consumer, passes).statistics()
+    assert (ratio, present) == pytest.approx(oracle(consumer, passes), rel=1e-3, abs=1e-5)
 
 
-def test_without_signal_z_is_zero_on_average_and_hardly_ever_significant() -> None:
+def test_without_signal_the_ratio_is_zero_on_average_and_hardly_ever_significant() -> None:
     consumer = nn.Linear(4, 6)
     results = []
     with torch.no_grad():
         for seed in range(60):
             results.append(after(consumer, random_passes(consumer, 10, seed=seed)).statistics())
-    zs = torch.tensor([z for z, _, _ in results])
-    assert abs(float(zs.mean())) < 3 * float(zs.std()) / 60**0.5
-    assert sum(z > max(0.25, 3 * error) for z, error, _ in results) <= 3
+    ratios = torch.tensor([ratio for ratio, _, _ in results])
+    assert abs(float(ratios.mean())) < 3 * float(ratios.std()) / 60**0.5
+    assert sum(ratio > max(1 / 40, 3 * error) for ratio, error, _ in results) <= 3
 
 
 def test_blocks_of_steps_hold_all_gradients_and_no_more_than_needed() -> None:
     consumer = nn.Linear(4, 6)
     steps = random_passes(consumer, 80, signal=0.5)
-    first = new_window(consumer).fitted(consumer, steps[0])
+    first = new_window(consumer).fitted([consumer], [steps[0]])
     window = first
     with torch.no_grad():
         for passes in steps:
-            window = window.with_step(consumer, passes)
-        total = sum(first.with_step(consumer, passes).blocks[0] for passes in steps)
-    assert len(window.blocks) == 20 and window.block_length == 4
-    torch.testing.assert_close(torch.stack(window.blocks).sum(0), total)
+            window = window.with_step([consumer], [passes])
+        total = sum(first.with_step([consumer], [passes]).records[0].blocks[0] for passes in steps)
+    blocks = window.records[0].blocks
+    assert len(blocks) == 20 and block_length(80) == 4
+    torch.testing.assert_close(torch.stack(blocks).sum(0), total)
 
 
 # --- the trigger -----------------------------------------------------------------------------------------
 
 
-def problem(batch: int = 64, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+def problem(batch: int = 64, seed: int = 0, noise: float = 0.0) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of a task that takes more than a few neurons."""
     generator = torch.Generator().manual_seed(seed)
     weights = torch.randn(12, 6, generator=generator), torch.randn(6, 24, generator=generator)
     while True:
         x = torch.randn(batch, 6, generator=generator)
-        yield x, (x @ weights[0].T).tanh() @ weights[0] @ weights[1][:, :3]
+        y = (x @ weights[0].T).tanh() @ weights[0] @ weights[1][:, :3]
+        yield x, y + noise * torch.randn(y.shape, generator=generator) if noise else y
 
 
 def growing(
@@ -262,12 +270,13 @@ def growing(
     batch: int = 64,
     strategy: Any = "need",
     scale: Any = None,
+    noise: float = 0.0,
     **options: Any,
 ) -> ng.Grower:
     model = mlp(6, 3, 3, 3) if model is None else model
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     grower = ng.Grower(model, optimizer, strategy, **options)
-    train(grower, steps, problem(batch), scale)
+    train(grower, steps, problem(batch, noise=noise), scale)
     return grower
 
 
@@ -286,26 +295,26 @@ def train(grower: ng.Grower, steps: int, batches: Iterator[tuple[Tensor, Tensor]
 
 
 def test_a_network_that_is_too_small_grows_and_stops_by_itself() -> None:
-    grower = growing(800)
+    grower = growing(800, noise=4.0)
     assert all(10 < size < 500 for size in grower.widths.values())
     assert grower.history.events[-1].step < 400
     for event in grower.history:
         assert event.metric is not None and event.threshold is not None
-        assert event.metric > event.threshold >= 1
+        assert event.metric > event.threshold >= 1 / 40
 
 
 def test_a_width_that_is_done_is_asked_again_after_as_many_steps() -> None:
     """On random labels there is nothing to learn, until there is."""
     grower = growing(0)
     none = ((x, torch.randn(64, 3)) for x, _ in problem())
-    train(grower, 419, none)
+    train(grower, 19, none)
     assert not grower._schedule.done
     train(grower, 1, none)
-    assert set(grower._schedule.done.values()) == {840} and not grower.history.events
-    assert str(grower).count("done until step 840, unless another width grows") == 2
-    train(grower, 419, problem())
+    assert set(grower._schedule.done.values()) == {40} and not grower.history.events
+    assert str(grower).count("done until step 40, unless another width grows") == 2
+    train(grower, 19, problem())
     assert not grower.history.events
-    train(grower, 40, problem())
+    train(grower, 20, problem())
     assert grower.history.events
 
 
@@ -320,7 +329,10 @@ def test_a_linear_task_takes_no_more_neurons_than_it_has(activation: type[nn.Mod
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     grower = ng.Grower(model, optimizer, "need")
     train(grower, 120, ((x, x @ weight + torch.randn(128, 3)) for x in iter(lambda: torch.randn(128, 6), None)))
-    assert grower.widths == {"0": size}
+    limit = (
+        size if activation is nn.Identity else 1.5 * size
+    )  # others can approach a linear function, with many neurons
+    assert grower.widths["0"] <= limit
     assert grower.layers[0].memory["latest"] is not None
 
 
@@ -458,7 +470,7 @@ def test_a_step_that_is_not_finite_does_not_count() -> None:
         else:
             grower.step()
     windows = [layer.memory["window"] for layer in grower.layers]
-    assert all(torch.isfinite(block).all() for window in windows for block in window["blocks"])
+    assert all(torch.isfinite(block).all() for window in windows for block in window["records"][0]["blocks"])
     assert max(window["steps"] for window in windows) == 3
 
 
@@ -545,7 +557,7 @@ def test_a_shortcut_found_with_an_example_of_zeros_is_right() -> None:
 
     model = InPlace()
     grower = ng.Grower(model, torch.optim.SGD(model.parameters(), lr=0.1), "need", example=torch.zeros(2, 6))
-    assert not grower.layers[0]._has_chain
+    assert grower.layers[0]._has_chain == [False]
 
 
 class FunctionalDropout(nn.Module):
@@ -564,8 +576,8 @@ def test_the_shortcut_is_not_taken_past_a_dropout_that_is_no_module(dropped: boo
     assert grower is not None
     (layer,) = grower.layers
     with torch.no_grad():
-        (one,) = layer.passes_with(torch.ones(5, 1, 6))
-    assert layer._has_chain is not dropped
+        ((one,),) = layer.passes_with([torch.ones(5, 1, 6)])
+    assert layer._has_chain == [not dropped]
     assert 0.3 * dropped <= float((one.h == 0).double().mean()) <= 0.7 * dropped
 
 
@@ -587,7 +599,9 @@ def test_inputs_that_the_caller_reuses_are_copied(strategy: str) -> None:
     assert any(seen.metric is not None for seen in grower.history.observations)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"window": 3}, "window"), ({"candidates": 0}, "candidates")])
+@pytest.mark.parametrize(
+    ("options", "message"), [({"window": 3}, "window"), ({"ratio": 0.0}, "ratio"), ({"candidates": 0}, "candidates")]
+)
 def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ng.triggers.Need(**options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from .candidates.windows import Pass
 from .passes.buffers import Activations, Buffer, Untrained
 from .passes.replay import Call
 from .passes.routes import Route
-from .passes.seen import NotFinite, Seen, check_finite
+from .passes.seen import NotFinite, Pair, Seen, check_finite
 from .structure.axes import Axis
 from .structure.fills import FanIn
 from .structure.weight_norm import lengths_of, weight_of
@@ -97,7 +97,7 @@ class Layer:
         self.out_of_budget = False
         self.memory: dict[str, Any] = {}
         self.now = StepContext()
-        self.seen = None if route is None else Seen(model, width, route)
+        self.seen_by = [] if route is None else [Seen(model, width, each) for each in (route, *route.others)]
         self._buffer = None if route is None else buffer
 
     def __repr__(self) -> str:
@@ -243,7 +243,7 @@ class Layer:
     @property
     def has_gradients(self) -> bool:
         """Whether a backward pass has reached the layer since the last step."""
-        return self.seen is not None and bool(self.seen.pairs)
+        return any(seen.pairs for seen in self.seen_by)
 
     @property
     def gradient_norms(self) -> Mapping[str, Tensor]:
@@ -265,6 +265,11 @@ class Layer:
 
     # --- trial runs --------------------------------------------------------------------------------------
 
+    @property
+    def seen(self) -> Seen | None:
+        """What was recorded at the first consumer."""
+        return self.seen_by[0] if self.seen_by else None
+
     def random_fan_in(self, count: int, generator: torch.Generator) -> Tensor:
         """Xavier-uniform fan-in of `count` neurons, scaled to the norm of new fan-ins."""
         return self.default(self.producer, count, generator)
@@ -285,22 +290,44 @@ class Layer:
         return self._trials.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
 
     @cached_property
-    def _has_chain(self) -> bool:
-        assert self.route is not None and self.example is not None
-        return verified_chain(self.model, self.width, self.route, self.example)
+    def other_producers(self) -> list[Axis]:
+        """Rows of the other layers that produce the width."""
+        own = self.producer.module
+        return [a for a in self.width.producers if a.module != own and self.tensor(a).ndim > 1]
 
-    def passes_with(self, fan_in: Tensor) -> list[Pass]:
-        """The consumer's input, what candidates would add to it, and the gradient at its output, per recorded pass."""
-        assert self.seen is not None and self.route is not None
-        passes = []
-        for pair in self.seen.pairs:
-            if not pair.H.numel():
-                continue
-            if self._has_chain:
-                h = consumed_by_chain(self.model, self.width, self.route, fan_in, pair.H_prev, pair.call, self.now.seed)
-            else:
-                h = self._trials.consumed(fan_in, pair.H_prev, pair.call, self.now.seed)
-            passes.append(Pass(pair.H, h, pair.D))
+    def random_fan_ins(self, count: int, generator: torch.Generator) -> list[Tensor]:
+        """Random fan-in of `count` neurons in the first producer and in the other ones."""
+        return [self.default(axis, count, generator) for axis in (self.producer, *self.other_producers)]
+
+    @cached_property
+    def _has_chain(self) -> list[bool]:
+        """Whether there is a shortcut to each consumer."""
+        assert self.example is not None
+        return [verified_chain(self.model, self.width, seen.route, self.example) for seen in self.seen_by]
+
+    def passes_with(self, fan_ins: Sequence[Tensor]) -> list[list[Pass]]:
+        """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.
+
+        Args:
+            fan_ins: weights of the candidates in the first producer and in the other ones, as of `random_fan_ins`.
+        """
+        candidates = Candidates(fan_ins[0], others=dict(zip(self.other_producers, fan_ins[1:], strict=True)))
+        passes: list[list[Pass]] = [[] for _ in self.seen_by]
+        by_call: dict[int, list[tuple[int, Pair]]] = {}  # in one run of the model, all consumers without a shortcut
+        for number, seen in enumerate(self.seen_by):
+            for pair in seen.pairs:
+                if pair.H.numel() and not self._has_chain[number]:
+                    by_call.setdefault(id(pair.call), []).append((number, pair))
+                elif pair.H.numel():
+                    given = fan_ins[0], pair.H_prev, pair.call, self.now.seed
+                    h = consumed_by_chain(self.model, self.width, seen.route, *given)
+                    passes[number].append(Pass(pair.H, h, pair.D))
+        for pairs in by_call.values():
+            routes, pair = [self.seen_by[number].route for number, _ in pairs], pairs[0][1]
+            found = self._trials.consumed(candidates, pair.H_prev, pair.call, routes, self.now.seed)
+            for (number, pair), each in zip(pairs, found, strict=True):
+                if each is not None:
+                    passes[number].append(Pass(pair.H, each, pair.D))
         return passes
 
     @property

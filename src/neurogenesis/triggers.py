@@ -9,19 +9,20 @@ Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
 
 from . import metrics
-from .candidates.windows import Window
+from .candidates.windows import Record, Window
 from .defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
 from .passes.buffers import Activations, Untrained
 from .passes.seen import NotFinite, check_finite
+from .surgery.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,9 @@ class Trigger:
 
     def start(self, layer: Layer) -> None:
         """Store what is needed of the initial state in ``layer.memory``; called once per layer, before training."""
+
+    def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
+        """Adapt ``layer.memory`` to new shapes; called for each layer after any of them have grown."""
 
     def __repr__(self) -> str:
         """Identifies it in saved states: the same in every process."""
@@ -297,33 +301,31 @@ class Need(Trigger):
     r"""Grow while new neurons would learn something that the present ones cannot.
 
     Would-be neurons with random fan-in and no fan-out are watched over a window of gradient steps: which gradient would
-    their fan-out get, without the part that the present neurons and the bias of the next layer can express? With
+    their fan-out get, without the part that the present neurons and the bias of the next layer can express? A layer
+    grows if its signal-to-noise ratio at a single step,
 
-    .. math:: z = K \frac{\text{squared norm of the mean gradient}}{\text{variance of the gradient}}
+    .. math:: R = \frac{\text{squared norm of the mean gradient}}{\text{variance of the gradient}},
 
-    over the K steps so far, and the standard error :math:`\sigma` of z if there is only noise (see
-    `neurogenesis.candidates.windows`), the layer grows if
+    is above a threshold, the largest of
 
-    - the gradient lasts: :math:`z > K / window`, and it is not noise: :math:`z > 3 \sigma`;
-    - the present neurons have had their turn: z is larger than a sixth of the z of their own fan-outs.
+    - `ratio`: the gradient lasts;
+    - three standard errors of R in noise (see `neurogenesis.candidates.windows`): it is not noise;
+    - a sixth of the R of the present neurons' own fan-outs: they have had their turn.
 
-    If z is p percent above this threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
-    its size. Layers are asked after 5, 10, 20, ... steps, so one with great need grows soon, and little need is
-    measured carefully. A layer whose gradients are noise over the whole window is done, until another layer grows or
-    training has gone on for as long again. Steps are those that are looked at: the first twenty of a window, and then
-    every twentieth one. While the present neurons have their turn, it looks at ten steps, pauses for ten, and begins a
+    If R is p percent above the threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
+    its size. Layers are asked after 5, 10 and 20 steps, so one with great need grows soon, and little need is measured
+    carefully. A layer that does not grow in a whole window is done, until another layer grows or training has gone on
+    for as long again. While the present neurons have their turn, it looks at ten steps, pauses for ten, and begins a
     new window.
 
-    The reported metric is the z that a whole window would have, :math:`z \cdot window / K`, and the threshold is scaled
-    in the same way.
-
     Args:
-        window: number of looks in a window. Its inverse is the signal-to-noise ratio of a single step below
-            which new neurons are not worth their cost.
+        window: number of gradient steps in a window.
+        ratio: signal-to-noise ratio of a single step below which new neurons are not worth their cost.
         candidates: number of would-be neurons.
     """
 
-    window: int = 40
+    window: int = 20
+    ratio: float = 1 / 40
     candidates: int = 32
     needs: ClassVar[frozenset[Requirement]] = frozenset({"fan-out gradients"})
 
@@ -332,59 +334,71 @@ class Need(Trigger):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}: expected an integer of at least {least}, not {value!r}")
+        if not 0 < self.ratio < math.inf:
+            raise ValueError(f"ratio: expected a positive number, not {self.ratio!r}")
 
     def __call__(self, layer: Layer) -> Decision:
-        assert layer.seen is not None
         latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
         if not layer.has_gradients:
             return Decision(0, *latest)  # no backward pass has reached the layer
         window = self._window(layer)
-        consumer = layer.model.get_submodule(layer.consumer.module)
-        passes = layer.passes_with(window.fan_in)
-        if not passes:
+        consumers = [layer.model.get_submodule(seen.route.consumer.module) for seen in layer.seen_by]
+        passes = layer.passes_with(window.fan_ins)
+        if not any(passes):
             return Decision(0, *latest)
-        window = window.fitted(consumer, passes)
-        check_finite(
-            window.rows[-1:] if window.coefficients is None else [window.coefficients], f"activations of {layer.name}"
-        )
-        if window.coefficients is not None:
-            window = window.with_step(consumer, passes)
-            check_finite([window.blocks[-1]], f"activations or gradients of {layer.name}")
-        wait = 1 if window.steps < _EVERY_STEP else _THEN_EVERY
+        window = window.fitted(consumers, passes)
+        for record in window.records:
+            fitted = record.rows[-1:] if record.coefficients is None else [record.coefficients]
+            check_finite(fitted, f"activations of {layer.name}")
+        window = window.with_step(consumers, passes)
+        for record in window.records:
+            check_finite(record.blocks[-1:], f"activations or gradients of {layer.name}")
         layer.memory["window"] = window.state()
         if window.steps not in self._checks:
-            return Decision(0, *latest, wait=wait)
-        z, error, present = window.statistics()
-        whole = self.window / window.steps
-        noise = max(1.0, 3 * error * whole)
-        metric, threshold = z * whole, max(noise, present * whole / 6)
+            return Decision(0, *latest, wait=1)
+        metric, error, present = window.statistics()
+        noise = max(self.ratio, 3 * error)
+        threshold = max(noise, present / 6)
         layer.memory["latest"] = metric, threshold
         if window.steps == self.window:
             del layer.memory["window"]
-        if metric > threshold:  # growth changes the shapes, which ends the window
+        if metric > threshold:  # which ends the window
             part = min(max((metric / threshold - 1) / 2, 1 / 16), 1.0)
             return Decision(max(1, _floor(part * layer.size)), metric, threshold, 1)
         if metric > noise and window.steps >= min(_PATIENCE, self.window):
             layer.memory.pop("window", None)
             return Decision(0, metric, threshold, _PAUSE)  # the present neurons come first: ask again later
-        return Decision(0, metric, threshold, wait if window.steps < self.window else math.inf)
+        return Decision(0, metric, threshold, 1 if window.steps < self.window else math.inf)
+
+    def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
+        if "window" not in layer.memory:
+            return
+        window, consumers = Window.from_state(layer.memory["window"]), [seen.route.consumer for seen in layer.seen_by]
+        inputs = {(axis.tensor, axis.axis) for axis in consumers}
+        if any((edit.tensor, edit.axis) in inputs for plan in plans for edit in plan.edits):
+            del layer.memory["window"]  # the layer itself has grown, or another one whose neurons go to the same place
+        else:
+            producers = layer.producer, *layer.other_producers
+            layer.memory["window"] = window.padded(producers, consumers, plans).state()
 
     def _window(self, layer: Layer) -> Window:
-        """The window in progress, or a new one if there is none or the layer or its neighbours have grown."""
-        assert layer.seen is not None
+        """The window in progress, or a new one if there is none or the layer was changed by others."""
+        shapes = tuple(seen.shapes for seen in layer.seen_by)
         saved = layer.memory.get("window")
         if saved is not None:
             window, weight = Window.from_state(saved), layer.tensor(layer.producer)
-            same_kind = (window.fan_in.dtype, window.fan_in.device) == (weight.dtype, weight.device)
-            if window.shapes == layer.seen.shapes and same_kind:
+            same_kind = (window.fan_ins[0].dtype, window.fan_ins[0].device) == (weight.dtype, weight.device)
+            if window.shapes == shapes and same_kind:
                 return window
         # Of wide fan-outs, few say enough, and they are a noticeable part of a narrow layer's cost.
-        count = min(self.candidates, max(4, layer.size // 16)) if layer.convolutional else self.candidates
+        count = min(self.candidates, max(8, layer.size // 16)) if layer.convolutional else self.candidates
         generator = torch.Generator().manual_seed(layer.now.seed)
-        fan_in = layer.random_fan_in(count, generator)
-        inputs = layer.tensor(layer.consumer).shape[layer.consumer.axis]
-        present = torch.randperm(inputs, generator=generator)[:count]
-        return Window(fan_in, present, layer.seen.shapes)
+        fan_ins = layer.random_fan_ins(count, generator)
+        records = []
+        for seen in layer.seen_by:
+            inputs = layer.tensor(seen.route.consumer).shape[seen.route.consumer.axis]
+            records.append(Record(torch.randperm(inputs, generator=generator)[:count]))
+        return Window(tuple(fan_ins), tuple(records), shapes)
 
     @property
     def _checks(self) -> set[int]:
@@ -395,7 +409,6 @@ class Need(Trigger):
 
 _FIRST_CHECK = 5  # steps: fewer say little about noise
 _PATIENCE, _PAUSE = 10, 10  # steps of a window after which a layer waits for its present neurons, and for how long
-_EVERY_STEP, _THEN_EVERY = 20, 20  # a window looks at its first steps, and then at every twentieth, to save time
 
 Final = int | float | Mapping[str, int | float] | None
 

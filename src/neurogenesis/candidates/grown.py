@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,7 @@ def grown_tensors(
     fan_in: Tensor | None = None,
     bias: Tensor | None = None,
     sources: Tensor | None = None,
+    others: Mapping[Axis, Tensor] | None = None,
     alone: bool = False,
 ) -> tuple[dict[str, Tensor], list[tuple[nn.Module, str, int]]]:
     """Tensors and module attributes for a run with additional neurons, up to their consumer.
@@ -33,6 +36,7 @@ def grown_tensors(
         fan_in: their weights in the first producer, count x per neuron x the rest; if None, the producer does not grow.
         bias: their biases in the first producer, count x per neuron; zero by default.
         sources: for each, the present neuron whose per-neuron parameters (such as those of norms) it copies, or -1.
+        others: their weights in other producers, count x per neuron x the rest; random by default.
         alone: whether other producers contribute zero.
     """
     tensors, generator = named_tensors(model), torch.Generator().manual_seed(0)
@@ -51,6 +55,8 @@ def grown_tensors(
             positions, values = stack_values(width, axis, given)
         elif axis.module in route.later:
             continue
+        elif others is not None and axis in others:
+            positions, values = stack_values(width, axis, others[axis])
         else:
             positions = width.new_positions(axis, count).flatten().sort().values
             if alone and axis.role == "producer":

@@ -25,8 +25,8 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bri
     """Bridge of a width, or the reason it has none."""
     modules = dict(model.named_modules(remove_duplicate=False))
     producer, consumer = modules[route.producer.module], modules[route.consumer.module]
-    for axis, module in ((route.producer, producer), (route.consumer, consumer)):
-        problem = _why_unsupported(axis, module)
+    for axis in (route.producer, route.consumer):
+        problem = why_unsupported(model, axis)
         if problem:
             return problem
     if route.producer.per_neuron > 1:
@@ -53,8 +53,10 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bri
     return Bridge(kernels, pooling, consumed)
 
 
-def _why_unsupported(axis: Axis, module: nn.Module) -> str | None:
-    weight: Any = module.weight
+def why_unsupported(model: nn.Module, axis: Axis) -> str | None:
+    """Why the gradient of a layer's weight cannot be computed from its inputs; None if it can."""
+    module: Any = model.get_submodule(axis.module)
+    weight = module.weight
     if is_parametrized(module, "weight"):
         return f"{axis.module} is under weight norm, so the gradient of its weight is not that of its parameters"
     if weight.is_complex():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,13 @@ class Candidates:
         fan_in: weights in the producer, count x per neuron x the rest.
         bias: biases, count x per neuron; zero by default.
         sources: for each, the index of the present neuron that it copies, or -1.
+        others: weights in other producers, by their axes; random by default.
     """
 
     fan_in: Tensor
     bias: Tensor | None = None
     sources: Tensor | None = None
+    others: Mapping[Axis, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,12 @@ class Trials:
         for pair in pairs:
             leaves = [each.detach().clone().requires_grad_() for each in (candidates.fan_in, fan_out)]
             own = Candidates(leaves[0], candidates.bias, candidates.sources)
-            (seen,) = self._runs([pair.call], seed, own, H_prev=pair.H_prev, gradients=True)
+            (consumed,) = self.consumed(own, pair.H_prev, pair.call, [self.route], seed, gradients=True)
+            if consumed is None:
+                continue
             with torch.enable_grad():
                 consumer = self.model.get_submodule(self.route.consumer.module)
-                output = apply_weights(consumer, seen["consumed"].to(leaves[1].dtype), leaves[1], self.route.consumer)
+                output = apply_weights(consumer, consumed.to(leaves[1].dtype), leaves[1], self.route.consumer)
             gradients = torch.autograd.grad(output, leaves, pair.D.reshape(output.shape).to(output))
             total = [t + g for t, g in zip(total, gradients, strict=True)]
         check_finite(total, f"gradients of {self.width.name}")
@@ -131,10 +135,33 @@ class Trials:
     def _calls(self) -> Sequence[Call]:
         return () if self.buffer is None else self.buffer.calls
 
-    def consumed(self, fan_in: Tensor, H_prev: Tensor, call: Call, seed: int = 0) -> Tensor:
-        """Candidates in the consumer's input, in a run of the model with the producer's input given."""
-        (seen,) = self._runs([call], seed, Candidates(fan_in), H_prev=H_prev)
-        return seen["consumed"]
+    def consumed(
+        self,
+        candidates: Candidates,
+        H_prev: Tensor,
+        call: Call,
+        routes: Sequence[Route],
+        seed: int = 0,
+        gradients: bool = False,
+    ) -> list[Tensor | None]:
+        """Candidates in the inputs of some consumers, in a run of the model with the first producer's input given.
+
+        Candidates have no fan-out, so everything else is as without them. None for consumers that do not run.
+        """
+        count = len(candidates.fan_in)
+        route = routes[0] if len(routes) == 1 else replace(self.route, later=frozenset())
+        with torch.set_grad_enabled(gradients):
+            tensors, attributes = grown_tensors(
+                self.model, self.width, route, count, candidates.fan_in, candidates.bias, candidates.sources,
+                candidates.others,
+            )  # fmt: skip
+        found: dict[int, Tensor] = {}
+        watches = [Watch(self.model.get_submodule(self.route.producer.module), "input", lambda _: H_prev)]
+        for number, route in enumerate(routes):
+            consumer = self.model.get_submodule(route.consumer.module)
+            watches.append(Watch(consumer, "input", partial(self._at_consumer, found, number, route, consumer, count)))
+        replay(self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
+        return [found.get(number) for number in range(len(routes))]
 
     def producer_input(self, call: Call) -> Tensor:
         """The producer's input in a call of the model, in evaluation mode."""
@@ -147,16 +174,11 @@ class Trials:
         seed: int,
         candidates: Candidates | None = None,
         *,
-        H_prev: Tensor | None = None,
         inputs_and_outputs: bool = False,
         gradients: bool = False,
         evaluation: bool = False,
     ) -> list[dict[str, Tensor]]:
-        """Run the model up to the consumer, with candidates if given; returns the recorded tensors of each call.
-
-        If `H_prev` is given, it replaces the producer's input, and the candidates' columns of the consumer's input are
-        recorded as well.
-        """
+        """Run the model up to the consumer, with candidates if given; returns the recorded tensors of each call."""
         route, count = self.route, 0 if candidates is None else len(candidates.fan_in)
         tensors: Mapping[str, Tensor] = {}
         attributes: Attributes = ()
@@ -165,9 +187,7 @@ class Trials:
                 tensors, attributes = grown_tensors(
                     self.model, self.width, route, count, candidates.fan_in, candidates.bias, candidates.sources
                 )
-        producer, point, consumer = (
-            self.model.get_submodule(axis.module) for axis in (route.producer, route.point, route.consumer)
-        )
+        producer, point = (self.model.get_submodule(axis.module) for axis in (route.producer, route.point))
         result = []
         for call in calls:
             seen: dict[str, Tensor] = {}
@@ -175,9 +195,6 @@ class Trials:
             if inputs_and_outputs:
                 watches.append(Watch(producer, "input", partial(_keep, seen, "H_prev")))
                 watches.append(Watch(producer, "output", partial(_keep, seen, "Z")))
-            if H_prev is not None:
-                watches.append(Watch(producer, "input", lambda _: H_prev))
-                watches.append(Watch(consumer, "input", partial(self._at_consumer, seen, consumer, count)))
             replay(
                 self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients,
                 evaluation=evaluation,
@@ -192,11 +209,13 @@ class Trials:
             if count:
                 seen["new"] = select_neurons(h, module, positions[self.width.size :])
 
-    def _at_consumer(self, seen: dict[str, Tensor], module: nn.Module, count: int, h: Tensor) -> None:
-        if "consumed" not in seen:
+    def _at_consumer(
+        self, found: dict[int, Tensor], number: int, route: Route, module: nn.Module, count: int, h: Tensor
+    ) -> None:
+        if number not in found:
             channel = 1 if isinstance(module, _ConvNd) else -1
-            columns = self.width.new_positions(self.route.consumer, count).flatten()
-            seen["consumed"] = h.index_select(channel, columns.to(h.device))
+            columns = self.width.new_positions(route.consumer, count).flatten()
+            found[number] = h.index_select(channel, columns.to(h.device))
 
 
 def apply_weights(module: nn.Module, inputs: Tensor, weights: Tensor, axis: Axis) -> Tensor:

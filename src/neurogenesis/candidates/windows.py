@@ -16,14 +16,17 @@ hundredth of the variance are left out. Over K steps
 
 P and N are unbiased estimates of the squared norm of the mean gradient and of the variance of the gradient, and
 
-.. math:: z = K P / N, \qquad \sigma_z = \frac{K}{N} \sqrt{\frac{2 S}{K (K - 1)}}
+.. math:: R = P / N, \qquad \sigma = \frac{1}{N} \sqrt{\frac{2 S}{K (K - 1)}}
 
-are an F statistic minus 1 and its standard error without signal. z is about 0 then, and otherwise K times the
-signal-to-noise ratio of a step. S estimates the trace of the squared covariance of the gradient, so the error is larger
-the fewer dimensions the gradient varies in. It is :math:`(K / (K - 2))^2` times the variance of the entries off the
-diagonal of :math:`\Gamma` after centring, which is a little too large for short windows.
+are the signal-to-noise ratio of a single step and its standard error without signal. (K R + 1 is an F statistic.) S
+estimates the trace of the squared covariance of the gradient, so the error is larger the fewer dimensions the gradient
+varies in. It is :math:`(K / (K - 2))^2` times the variance of the entries off the diagonal of :math:`\Gamma` after
+centring, which is a little too large for short windows.
 
-The gradient at the consumer's output is divided by its root mean square at each step, so that z does not depend on the
+If the width has several consumers, :math:`\Gamma` is the mean of theirs, each divided by its own N. So R is the mean
+over consumers, and its error is smaller than theirs.
+
+The gradient at the consumer's output is divided by its root mean square at each step, so that R does not depend on the
 scale of the loss.
 
 Reference: the test of a mean in many dimensions of Chen and Qin, "A two-sample test for high-dimensional data with
@@ -34,13 +37,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..passes.seen import Shapes
+from ..structure.axes import Axis
+from ..structure.edits import Edit
+from ..surgery.plan import Plan, pad_for_growth
 
 RIDGE = 1e-3  # of the mean variance of the inputs, some of which may be constant or dependent
 MAX_BLOCKS = 20  # of gradients that are kept; steps are added up to fewer when there are more
@@ -58,41 +64,27 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
-    """Candidates, and the gradients of their fan-outs over the steps of the window. It is replaced, not modified.
+class Record:
+    """What a window has recorded at one consumer. It is replaced, not modified.
 
     Args:
-        fan_in: weights of the candidates in the producer, count x per neuron x the rest.
         present: some present inputs of the consumer, for comparison.
-        shapes: shapes of the producer's and the consumer's weight when the window began.
         rows: latest rows of [H, h] for the next fit, by step, about as many as it needs.
         coefficients: the latest fit, (1 + inputs) x columns of candidates; None before there are enough rows.
-        steps: number of steps with gradients.
         blocks: sums of gradients of fan-outs over consecutive steps: (candidates and present inputs) x fan-out. All
             blocks have the same number of steps, except that the last one may not be complete.
         energy: sum of the mean squares of r, and of the present inputs after centring.
         variance: sum of the variances of the candidates.
     """
 
-    fan_in: Tensor
     present: Tensor
-    shapes: Shapes
     rows: tuple[Tensor, ...] = ()
     coefficients: Tensor | None = None
-    steps: int = 0
     blocks: tuple[Tensor, ...] = ()
     energy: Tensor | None = None
     variance: Tensor | None = None
 
-    def state(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {"shapes": [*map(list, self.shapes)]}
-
-    @staticmethod
-    def from_state(state: dict[str, Any]) -> Window:
-        producer, consumer = map(torch.Size, state["shapes"])
-        return Window(**{**state, "shapes": (producer, consumer)})
-
-    def fitted(self, consumer: nn.Module, passes: Sequence[Pass]) -> Window:
+    def fitted(self, consumer: nn.Module, passes: Sequence[Pass]) -> Record:
         """Fit the candidates to the consumer's inputs of this step, or of the latest steps if there are few rows.
 
         A fit of earlier steps would not do: training changes the inputs, and what it leaves of a candidate would then
@@ -112,8 +104,8 @@ class Window:
         together = torch.cat(rows)
         return replace(self, rows=kept, coefficients=fit(together[:, :inputs], together[:, inputs:]))
 
-    def with_step(self, consumer: nn.Module, passes: Sequence[Pass]) -> Window:
-        """Add the gradients of a step."""
+    def with_step(self, consumer: nn.Module, passes: Sequence[Pass], steps: int) -> Record:
+        """Add the gradients of a step, after `steps` of them."""
         assert self.coefficients is not None
         total = sum(each.D.numel() for each in passes)
         norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
@@ -130,47 +122,161 @@ class Window:
             energies.append(_mean_squares(consumer, inputs) * part)
             variances.append(_mean_squares(consumer, h) * part)
         gradient, energy, variance = (sum(each[1:], each[0]) for each in (gradients, energies, variances))
-        blocks, length = self.blocks, self.block_length
-        if self.steps % length == 0:
-            if len(blocks) == MAX_BLOCKS:
-                blocks = tuple(a + b for a, b in zip(blocks[::2], blocks[1::2], strict=True))
-            blocks = (*blocks, gradient)
-        else:
-            blocks = (*blocks[:-1], blocks[-1] + gradient)
         if self.energy is not None and self.variance is not None:
             energy, variance = self.energy + energy, self.variance + variance
-        return replace(self, steps=self.steps + 1, blocks=blocks, energy=energy, variance=variance)
+        missing = steps and not self.blocks  # the consumer has not run before
+        blocks = _blocks_of_zeros(gradient, steps) if missing else self.blocks
+        return replace(self, blocks=_with_block(blocks, gradient, steps), energy=energy, variance=variance)
 
-    @property
-    def block_length(self) -> int:
-        """Number of steps in a block: the smallest power of two with at most `MAX_BLOCKS` blocks."""
-        length = 1
-        while length * MAX_BLOCKS < self.steps:
-            length *= 2
-        return length
+    def without_gradient(self, steps: int) -> Record:
+        """Add a step in which the consumer did not run or had no gradient, after `steps` of them."""
+        if not self.blocks:
+            return self
+        return replace(self, blocks=_with_block(self.blocks, torch.zeros_like(self.blocks[0]), steps))
+
+    def gram(self, part: Literal["candidates", "present"], count: int) -> Tensor | None:
+        """Inner products of the first `count` blocks, divided by their noise; None if there is none."""
+        if self.energy is None or self.variance is None:
+            return None
+        split = len(self.variance)
+        if part == "candidates":
+            rows, used = slice(split), self.energy[:split] > LEAST_SHARE * self.variance
+        else:
+            rows, used = slice(split, None), self.energy[split:] > 0
+        scale = self.energy[rows][used].sqrt()[:, None]
+        scaled = torch.stack([(block[rows][used] / scale).flatten() for block in self.blocks[:count]])
+        gram = (scaled @ scaled.T).double()
+        noise = signal_and_noise(gram)[1]
+        return gram / noise if noise > 0 else None
+
+
+@dataclass(frozen=True)
+class Window:
+    """Candidates, and the gradients of their fan-outs over the steps of the window. It is replaced, not modified.
+
+    Args:
+        fan_ins: weights of the candidates in the first producer and in the other ones, count x per neuron x the rest.
+        records: what was recorded at each consumer.
+        shapes: shapes of the first producer's and each consumer's weight when the window began.
+        steps: number of steps with gradients.
+    """
+
+    fan_ins: tuple[Tensor, ...]
+    records: tuple[Record, ...]
+    shapes: tuple[Shapes, ...]
+    steps: int = 0
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "fan_ins": self.fan_ins,
+            "records": [
+                {field.name: getattr(record, field.name) for field in fields(Record)} for record in self.records
+            ],
+            "shapes": [[list(shape) for shape in shapes] for shapes in self.shapes],
+            "steps": self.steps,
+        }
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> Window:
+        records = tuple(Record(**record) for record in state["records"])
+        shapes = tuple((torch.Size(producer), torch.Size(consumer)) for producer, consumer in state["shapes"])
+        return Window(state["fan_ins"], records, shapes, state["steps"])
+
+    def padded(self, producers: Sequence[Axis], consumers: Sequence[Axis], plans: Sequence[Plan]) -> Window:
+        """The window after other widths have grown: nothing has come from new inputs, or gone to new outputs, so far.
+
+        Args:
+            producers: the first producer and the other ones.
+            consumers: the consumer of each record.
+            plans: the growth since the latest step.
+        """
+        fan_ins = []
+        for axis, fan_in in zip(producers, self.fan_ins, strict=True):
+            new = pad_for_growth((axis.tensor, axis.axis), fan_in.flatten(0, 1).movedim(0, axis.axis), plans)
+            fan_ins.append(new.movedim(axis.axis, 0).reshape(*fan_in.shape[:2], *new.movedim(axis.axis, 0).shape[1:]))
+        records, shapes = [], []
+        for axis, record, (producer, consumer) in zip(consumers, self.records, self.shapes, strict=True):
+            key, rest = (axis.tensor, axis.axis), [n for d, n in enumerate(consumer) if d != axis.axis]
+            stacked = [block.reshape(-1, *rest).movedim(0, axis.axis) for block in record.blocks]
+            blocks = [pad_for_growth(key, block, plans).movedim(axis.axis, 0).flatten(1) for block in stacked]
+            records.append(replace(record, blocks=tuple(blocks)))
+            edits = [edit for plan in plans for edit in plan.edits]
+            shapes.append((_shape_after(producer, producers[0], edits), _shape_after(consumer, axis, edits)))
+        return replace(self, fan_ins=tuple(fan_ins), records=tuple(records), shapes=tuple(shapes))
+
+    def fitted(self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]]) -> Window:
+        """Fit the candidates to the inputs of each consumer that has passes."""
+        of_each = zip(self.records, consumers, passes, strict=True)
+        records = [record.fitted(consumer, own) if own else record for record, consumer, own in of_each]
+        return replace(self, records=tuple(records))
+
+    def with_step(self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]]) -> Window:
+        """Add the gradients of a step, unless a fit has too few rows yet."""
+        of_each = list(zip(self.records, consumers, passes, strict=True))
+        if any(record.coefficients is None for record, _, own in of_each if own):
+            return self
+        records = [
+            record.with_step(consumer, own, self.steps) if own else record.without_gradient(self.steps)
+            for record, consumer, own in of_each
+        ]
+        return replace(self, records=tuple(records), steps=self.steps + 1)
 
     def statistics(self) -> tuple[float, float, float]:
-        """The statistic z of candidates, its standard error, and the statistic of the present inputs."""
-        assert self.energy is not None and self.variance is not None
-        count = len(self.variance)
-        z, error = self._statistic(slice(count), self.energy[:count] > LEAST_SHARE * self.variance)
-        return z, error, self._statistic(slice(count, None), self.energy[count:] > 0)[0]
+        """The ratio R of candidates, its standard error, and the ratio of the present inputs."""
+        return *self._statistic("candidates"), self._statistic("present")[0]
 
-    def _statistic(self, part: slice, used: Tensor) -> tuple[float, float]:
-        """z and its standard error; both are 0 if there are no gradients at all."""
-        assert self.energy is not None
-        K, energy = self.steps // self.block_length, self.energy[part]  # with blocks as steps, K P / N is the same
-        scale = energy[used].sqrt()[:, None]
-        scaled = torch.stack([(block[part][used] / scale).flatten() for block in self.blocks[:K]])
-        gram = (scaled @ scaled.T).double()
-        between = ~torch.eye(K, dtype=torch.bool, device=gram.device)
-        signal = gram[between].mean()
-        noise = gram.diagonal().mean() - signal
-        if not noise > 0:
+    def _statistic(self, part: Literal["candidates", "present"]) -> tuple[float, float]:
+        """R and its standard error; both are 0 if there are no gradients at all."""
+        length = block_length(self.steps)
+        K = self.steps // length  # the number of blocks: R is that of a block, divided by its length
+        grams = [gram for record in self.records if (gram := record.gram(part, K)) is not None]
+        if not grams:
             return 0.0, 0.0
+        gram = torch.stack([each.to(grams[0].device) for each in grams]).mean(0)
+        signal, noise = signal_and_noise(gram)
         centring = torch.eye(K).to(gram) - 1 / K
-        spread = (centring @ gram @ centring)[between].var(correction=0) * (K / (K - 2)) ** 2
-        return K * float(signal / noise), K * float((2 * spread / (K * (K - 1))).sqrt() / noise)
+        spread = (centring @ gram @ centring)[_between(gram)].var(correction=0) * (K / (K - 2)) ** 2
+        error = (2 * spread / (K * (K - 1))).sqrt()
+        return float(signal / noise) / length, float(error / noise) / length
+
+
+def _shape_after(shape: torch.Size, axis: Axis, edits: Sequence[Edit]) -> torch.Size:
+    sizes = list(shape)
+    for edit in edits:
+        if edit.tensor == axis.tensor:
+            sizes[edit.axis] += edit.change
+    return torch.Size(sizes)
+
+
+def signal_and_noise(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """P and N from the inner products of gradients."""
+    signal = gram[_between(gram)].mean()
+    return signal, gram.diagonal().mean() - signal
+
+
+def _between(gram: Tensor) -> Tensor:
+    return ~torch.eye(len(gram), dtype=torch.bool, device=gram.device)
+
+
+def block_length(steps: int) -> int:
+    """Number of steps in a block: the smallest power of two with at most `MAX_BLOCKS` blocks."""
+    length = 1
+    while length * MAX_BLOCKS < steps:
+        length *= 2
+    return length
+
+
+def _with_block(blocks: tuple[Tensor, ...], gradient: Tensor, steps: int) -> tuple[Tensor, ...]:
+    """Blocks of `steps` steps and a further one."""
+    if steps % block_length(steps):
+        return (*blocks[:-1], blocks[-1] + gradient)
+    if len(blocks) == MAX_BLOCKS:
+        blocks = tuple(a + b for a, b in zip(blocks[::2], blocks[1::2], strict=True))
+    return (*blocks, gradient)
+
+
+def _blocks_of_zeros(gradient: Tensor, steps: int) -> tuple[Tensor, ...]:
+    return (torch.zeros_like(gradient),) * -(-steps // block_length(steps))
 
 
 def fit(inputs: Tensor, targets: Tensor) -> Tensor:

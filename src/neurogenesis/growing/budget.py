@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..layer import Layer
-from ..structure.edits import edited
-from ..surgery.plan import Plan
 
 
 def rounded_up(count: int, size: int, round_to: int, maximum: int | None) -> int:
@@ -70,19 +68,3 @@ def affordable(model: nn.Module, limit: int | None, layer: Layer, round_to: int 
         return True
     step = rounded_up(1, layer.size, round_to, layer.maximum)
     return layer.width.structure.parameters_with(model, {layer.width.atom: layer.size + step}) <= limit
-
-
-def pad_for_growth(key: tuple[str, int], values: Tensor, done: Sequence[Plan]) -> Tensor:
-    """Pad values that were computed before other widths grew with zeros at the new neurons of these widths.
-
-    Args:
-        key: the parameter, and the axis along which the values are stacked, or -1 if they cover the whole parameter.
-        values: the values.
-        done: the plans applied since.
-    """
-    name, axis = key
-    for plan in done:
-        for edit in plan.edits:
-            if edit.tensor == name and edit.axis != axis:
-                values = edited(values, [edit], {edit.axis: 0.0})
-    return values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..candidates.bridge import Bridge
-from ..candidates.probes import find_bridge, run_probe
+from ..candidates.probes import find_bridge, run_probe, why_unsupported
 from ..layer import Layer
 from ..passes.buffers import Buffer
 from ..passes.replay import Call
@@ -68,6 +69,9 @@ def make_layers(
             bridge = find_bridge(model, width, route, call)
             if isinstance(bridge, str) and strategy.needs & _GRADIENTS:
                 problem = bridge
+            needed = route.others if "fan-out gradients" in strategy.uses else ()
+            others = tuple(other for other in needed if why_unsupported(model, other.consumer) is None)
+            route = replace(route, others=others)
         if route is not None and "trials" in strategy.needs and problem is None:
             probe = run_probe(model, width, route, call)
             problem = probe if isinstance(probe, str) else None

@@ -30,10 +30,10 @@ from ..structure.tracing import Example
 from ..structure.widths import Widths, last_widths, widths
 from ..surgery.ages import forget, resume
 from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
-from ..surgery.plan import Plan, Surgery, check_average, plan_neurons, plan_shrinkage
+from ..surgery.plan import Plan, Surgery, check_average, pad_for_growth, plan_neurons, plan_shrinkage
 from ..surgery.reach import fan_ins_of
 from ..triggers import Decision
-from .budget import affordable, pad_for_growth, rounded_up, shares
+from .budget import affordable, rounded_up, shares
 from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
 from .overview import overview
 from .schedule import Schedule
@@ -175,7 +175,7 @@ class Grower:
         if "activations" in self.strategy.trigger.needs:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
         self._schedule.start(layer.name for layer in layers)
-        watched = [layer.seen for layer in layers if layer.seen is not None and layer.bridge is not None]
+        watched = [seen for layer in layers if layer.bridge is not None for seen in layer.seen_by]
         self._taps.watch(watched, norms="gradients" in self.strategy.uses)
         self._check_budget()
         self._taps.want(self._next_looks())
@@ -256,7 +256,9 @@ class Grower:
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
         for layer in due:
-            if layer.seen is not None and layer.seen.drop_stale():
+            if any(seen.stale for seen in layer.seen_by):
+                for seen in layer.seen_by:
+                    seen.clear()
                 self._warn(
                     "inputs were modified in place or widths resized between the backward pass and grower.step(): "
                     "gradients of such steps are not used"
@@ -398,6 +400,8 @@ class Grower:
                 event = Event(self.steps, layer.name, size, layer.size, decision.metric, decision.threshold, seconds)
                 events.append(event)
         self.history.events += events
+        for layer in self._layers or ():
+            self.strategy.trigger.resized(layer, done)
         return events
 
     # --- saving and loading ------------------------------------------------------------------------------

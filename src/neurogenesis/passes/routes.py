@@ -1,4 +1,4 @@
-"""Where a width is watched: its first producer, its first consumer, and the modules between them."""
+"""Where a width is watched: its first producer, its consumers, and the modules between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .replay import Call, Side, Watch, observe, replay
 
 @dataclass(frozen=True)
 class Route:
-    """First producer and consumer of a width, and the point where its activations H are read.
+    """First producer and a consumer of a width, and the point where its activations H are read.
 
     The point is the consumer's input or, if other layers have already added to a residual stream there, the end of the
     producer's own branch.
@@ -34,6 +34,7 @@ class Route:
     called: frozenset[str]  # paths of all modules that run
     chain: tuple[str, ...] | None = None  # paths of the modules from producer to consumer, if nothing else is between
     flattened: bool = False  # whether the output of the chain is flattened before it reaches the consumer
+    others: tuple[Route, ...] = ()  # of the first consumer: routes to the other ones
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
         """Activations of the width's neurons at the point, samples x neurons x positions."""
@@ -112,14 +113,19 @@ def _find_route(
     consumers = [a for a in called_weights(width.consumers) if first_call[a.module] > first_call[producer.module]]
     if not consumers:
         return f"its consumer {_why_not_called(width.consumers, modules)}"
-    consumer = consumers[0]
-    start, stop = first_call[producer.module], first_call[consumer.module]
-    between = tuple(
-        path for path, number in first_call.items() if start < number < stop and not _has_children(path, modules)
-    )
-    later = frozenset(path for path, number in first_call.items() if number >= stop)
-    chain, flattened = _chain(order[start : stop + 1], modules)
-    route = Route(producer, consumer, consumer, "input", between, later, frozenset(first_call), chain, flattened)
+    start = first_call[producer.module]
+
+    def route_to(consumer: Axis) -> Route:
+        stop = first_call[consumer.module]
+        between = tuple(
+            path for path, number in first_call.items() if start < number < stop and not _has_children(path, modules)
+        )
+        later = frozenset(path for path, number in first_call.items() if number >= stop)
+        chain, flattened = _chain(order[start : stop + 1], modules)
+        return Route(producer, consumer, consumer, "input", between, later, frozenset(first_call), chain, flattened)
+
+    route = replace(route_to(consumers[0]), others=tuple(map(route_to, consumers[1:])))
+    consumer, stop = route.consumer, first_call[route.consumer.module]
     others = [a for a in producers[1:] if first_call[a.module] < stop]
     grouped_consumer = getattr(modules[consumer.module], "groups", 1) > 1
     if grouped_consumer or (others and _is_added(model, width, route, modules, others, call)):

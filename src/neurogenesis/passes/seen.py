@@ -1,4 +1,4 @@
-"""Inputs and gradients of a width, recorded in training passes since the last gradient step.
+"""Inputs and gradients of a width at its consumers, recorded in training passes since the last gradient step.
 
 Taps write the record; layers read it.
 """
@@ -50,7 +50,7 @@ class Pair(NamedTuple):
 
 
 class Seen:
-    """Inputs and gradients of one width.
+    """Inputs and gradients of one width at one of its consumers.
 
     Attributes:
         pairs: inputs and gradients of the passes since the last step.
@@ -61,6 +61,11 @@ class Seen:
         self.model, self.width, self.route = model, width, route
         self.pairs: list[Pair] = []
         self.gradient_norms: dict[str, Tensor] = {}
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Names of the width and of the consumer's weight."""
+        return self.width.name, self.route.consumer.tensor
 
     def add(self, call: Call, H_prev: Tensor, H: Tensor, D: Tensor) -> None:
         self.pairs.append(Pair(call, H_prev, H, D, (H_prev._version, H._version), self.shapes))
@@ -74,15 +79,11 @@ class Seen:
         producer, consumer = (weight_of(self.model, axis.tensor) for axis in (self.route.producer, self.route.consumer))
         return producer.shape, consumer.shape
 
-    def drop_stale(self) -> bool:
-        """Clear the record if inputs were modified or weights resized; returns whether that was the case."""
-        if not self.pairs:
-            return False
-        shapes = self.shapes
-        stale = any(pair.shapes != shapes or not pair.intact for pair in self.pairs)
-        if stale:
-            self.clear()
-        return stale
+    @property
+    def stale(self) -> bool:
+        """Whether inputs were modified or weights resized since they were recorded."""
+        shapes = self.shapes if self.pairs else None
+        return any(pair.shapes != shapes or not pair.intact for pair in self.pairs)
 
     def clear(self) -> None:
         self.pairs.clear()

@@ -48,8 +48,8 @@ class Taps:
         self.wanted: frozenset[str] = frozenset()  # widths whose gradients are needed at the next step
         self._watched: Sequence[Seen] = ()
         self.stepped_since_backward = False  # whether the optimizer has stepped since the last backward pass
-        self._tapped: set[tuple[str, str]] = set()
-        self._inputs: dict[tuple[str, str], Tensor] = {}
+        self._tapped: set[tuple[str, ...]] = set()
+        self._inputs: dict[tuple[str, ...], Tensor] = {}
         self._points: list[tuple[nn.Module, Any, Callable[[Tensor], None]]] = []  # where inputs and outputs are read
         self._point_handles: list[Any] = []
         self._handles: list[Any] = [
@@ -71,7 +71,7 @@ class Taps:
 
     def _tap(self, seen: Seen, what: str, module: nn.Module, side: Any, action: Callable[[Tensor], None]) -> None:
         name = seen.width.name
-        key = name, what
+        key = *seen.key, what
 
         def act(tensor: Tensor) -> None:
             wanted = self.recording and name in self.wanted and not is_internal_run(self.model)
@@ -156,10 +156,11 @@ class Taps:
 
     def _on_input(self, seen: Seen, what: str, tensor: Tensor) -> None:
         kept = tensor.detach().clone() if self.buffer.inputs_overwritten else tensor.detach()
-        self._inputs[seen.width.name, what] = kept
+        key = (*seen.key, what)
+        self._inputs[key] = kept
 
     def _on_output(self, seen: Seen, tensor: Tensor) -> None:
-        H_prev, H = (self._inputs.pop((seen.width.name, what), None) for what in ("H_prev", "H"))
+        H_prev, H = (self._inputs.pop((*seen.key, what), None) for what in ("H_prev", "H"))
         call = self._call
         if H_prev is None or H is None or call is None or not tensor.requires_grad:
             return

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..structure.axes import named_tensors, unwrapped
-from ..structure.edits import Change, Edit, grouped
+from ..structure.edits import Change, Edit, edited, grouped
 from ..structure.fills import FanIn
 from ..structure.memory import shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
@@ -341,3 +341,19 @@ def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit], added
             f"{name} cannot be resized while there is a weak reference to it, such as from an exported "
             "program: delete that first"
         )
+
+
+def pad_for_growth(key: tuple[str, int], values: Tensor, plans: Sequence[Plan]) -> Tensor:
+    """Pad values that were computed before other widths grew with zeros at the new neurons of these widths.
+
+    Args:
+        key: the parameter, and the axis along which the values are stacked, or -1 if they cover the whole parameter.
+        values: the values.
+        plans: the plans applied since.
+    """
+    name, axis = key
+    for plan in plans:
+        for edit in plan.edits:
+            if edit.tensor == name and edit.axis != axis:
+                values = edited(values, [edit], {edit.axis: 0.0})
+    return values
