@@ -1,12 +1,12 @@
-"""Does `need` decide the same when it looks at fewer steps, or at fewer would-be neurons?
+"""Does `need` decide the same when it looks at all steps, or at more would-be neurons?
 
     python -m benchmarks.decisions [--json] [--seeds N] [--rates R ...]
 
 Dense networks of two hidden layers on nine tenths of the training digits, grown from 4-4 neurons by `need`: as it is
-(`default`: every step at the beginning of a window, then every twentieth; 32 would-be neurons), looking at every step,
-with four times as many would-be neurons, and with a window of twice as many looks. Printed are, over seeds, the mean
-widths, the geometric mean of the number of parameters and the standard deviation of its logarithm, and the ratio to the
-default with its standard error.
+(`default`: windows of 20 steps; after one without growth a pause until another width grows or the number of steps has
+doubled; 32 would-be neurons), without pauses, with four times as many would-be neurons, and with windows of twice as
+many steps. Printed are, over seeds, the mean widths, the geometric mean of the number of parameters and the standard
+deviation of its logarithm, and the ratio to the default with its standard error.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -29,12 +28,21 @@ from neurogenesis.experiments.presets import Digits
 from neurogenesis.experiments.training import gradient_step, sample_order, start_training
 
 RATES = (3.3e-3, 1e-2, 3e-2)
-SAMPLED = triggers._THEN_EVERY
-WAYS: dict[str, tuple[triggers.Need, int]] = {
-    "default": (triggers.Need(), SAMPLED),
-    "every step": (triggers.Need(), 1),
-    "128 candidates": (triggers.Need(candidates=128), SAMPLED),
-    "window of 80": (triggers.Need(window=80), SAMPLED),
+
+
+class WithoutPauses(triggers.Need):
+    """Begins a new window as soon as one ends."""
+
+    def __call__(self, layer: ng.Layer) -> triggers.Decision:
+        decision = super().__call__(layer)
+        return replace(decision, wait=1) if decision.wait == math.inf else decision
+
+
+WAYS = {
+    "default": triggers.Need(),
+    "without pauses": WithoutPauses(),
+    "128 candidates": triggers.Need(candidates=128),
+    "windows of 40": triggers.Need(window=40),
 }
 
 
@@ -46,17 +54,16 @@ class Size:
     parameters: int
 
 
-def final_size(trigger: triggers.Need, every: int, rate: float, seed: int, epochs: int | None = None) -> Size:
+def final_size(trigger: triggers.Need, rate: float, seed: int, epochs: int | None = None) -> Size:
     settings = Digits(strategy="need", learning_rate=rate, seed=seed, initial=4, maximum=512, holdout=0.1)
     data = build_data(settings, None)
     training = start_training(settings, data, torch.device("cpu"))
     assert training.grower is not None
     x, y = data.train
     training.grower.strategy = ng.Strategy(trigger, "random")
-    with mock.patch.object(triggers, "_THEN_EVERY", every):
-        for epoch in range(1, (epochs or settings.epochs) + 1):
-            for batch in sample_order(len(x), seed, epoch).split(settings.batch):  # type: ignore[no-untyped-call]
-                gradient_step(training, x[batch], y[batch], epoch)
+    for epoch in range(1, (epochs or settings.epochs) + 1):
+        for batch in sample_order(len(x), seed, epoch).split(settings.batch):  # type: ignore[no-untyped-call]
+            gradient_step(training, x[batch], y[batch], epoch)
     count = sum(parameter.numel() for parameter in training.model.parameters())
     return Size(tuple(training.grower.widths.values()), count)
 
@@ -82,7 +89,7 @@ def main() -> None:
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for rate in arguments.rates:
         found = {
-            name: [final_size(*way, rate, seed) for seed in range(1, arguments.seeds + 1)] for name, way in WAYS.items()
+            name: [final_size(way, rate, seed) for seed in range(1, arguments.seeds + 1)] for name, way in WAYS.items()
         }
         results[str(rate)] = {name: summary(sizes, found["default"]) for name, sizes in found.items()}
     if arguments.json:

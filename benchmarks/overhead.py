@@ -8,8 +8,8 @@ the same data. The grower looks less often at widths that do not grow, in the en
 that of the median times of twelve consecutive steps. It is printed with the fraction of looks at which the trigger
 asked for neurons.
 
-`need` is measured on labels that are random at each step, so that no neurons are needed: over one window of each width,
-and after all widths are done.
+`need` is measured on labels that are random at each step, so that no neurons are needed: over the first 1,000 steps, of
+which it looks at five windows of 20, and over those that it does not look at.
 
 Also measured: steps while half of all neurons are young, so that the optimizer corrects their updates, relative to
 steps of the same network without ages; and the peak memory of all live tensors in training steps of VGG-11.
@@ -41,7 +41,7 @@ LIMITS = {
 
 
 NEED_LIMITS = {"VGG-11 / 4": (1.08, 1.00), "784-256-256-10": (1.10, 1.00)}
-"""While widths are undecided, and once they are done."""
+"""While widths are undecided, with the windows, and once they are done, between windows."""
 AGES_LIMITS = {"VGG-11 / 4": 1.03, "784-256-256-10": 1.05}
 
 
@@ -129,23 +129,28 @@ def overhead(network: str, weights: str, rounds: int) -> dict[str, tuple[float, 
     return result
 
 
-NEED_WINDOW = 420  # steps until a width is done
+NEED_STEPS = 1000
 
 
-def need_overhead(network: str, steps: int = NEED_WINDOW, after: int = 60) -> tuple[float, float]:
-    """Time of steps watched by `need` relative to plain ones: while widths are undecided, and once they are done."""
+def need_overhead(network: str, steps: int = NEED_STEPS) -> tuple[float, float]:
+    """Time of steps watched by `need` relative to plain ones: mean of all, and of those that are not looked at."""
     strategy = without_growth("need")
     runs = training_step(network, None, random_labels=True), training_step(network, strategy, random_labels=True)
     times: tuple[list[float], list[float]] = [], []
-    for number in range(steps + after):
+    looks: list[int] = []
+    trigger: Any = strategy.trigger
+    for number in range(steps):
         for step, own in zip(runs, times, strict=True):
             start = time.perf_counter()
             step(number)
             own.append(time.perf_counter() - start)
+        looks.append(trigger.asked)
     plain, watched = times
-    # Few steps are looked at, so the mean counts; a trimmed one, because some steps are disturbed.
-    undecided = trimmed_mean(watched[3:steps]) / trimmed_mean(plain[3:steps])
-    return undecided, statistics.median(watched[steps:]) / statistics.median(plain[steps:])
+    between = [number for number in range(1, steps) if looks[number] == looks[number - 1]]
+    # The mean counts, because few steps are looked at; a trimmed one, because some steps are disturbed.
+    undecided = trimmed_mean(watched[3:]) / trimmed_mean(plain[3:])
+    done = statistics.median(watched[i] for i in between) / statistics.median(plain[i] for i in between)
+    return undecided, done
 
 
 def trimmed_mean(values: Sequence[float], part: float = 0.02) -> float:
@@ -212,9 +217,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=50, help="steps of VGG-11; the dense network takes ten times as many"
     )
-    parser.add_argument(
-        "--need", type=int, nargs=2, default=(NEED_WINDOW, 60), help="steps of need while undecided, and once done"
-    )
+    parser.add_argument("--need", type=int, default=NEED_STEPS, help="steps of need, more than one window")
     arguments = parser.parse_args()
     steps = {"VGG-11 / 4": arguments.rounds, "784-256-256-10": 10 * arguments.rounds}
     results: dict[str, Any] = {
@@ -222,7 +225,7 @@ def main() -> None:
         for network in LIMITS
         for weights in ("Xavier", "default")
     }
-    results["need"] = {network: need_overhead(network, *arguments.need) for network in NEED_LIMITS}
+    results["need"] = {network: need_overhead(network, arguments.need) for network in NEED_LIMITS}
     results["ages"] = {network: ages_overhead(network, steps[network]) for network in AGES_LIMITS}
     plain = peak_memory(None)
     results["peak memory"] = {name: peak_memory(name) / plain for name in ("north-random", "north-select")}
@@ -239,7 +242,7 @@ def main() -> None:
                 ratio, asked_for_growth = results[f"{network}, {weights}"][name]
                 cells.append(f"{ratio:.3f} ({limit:.2f}) {asked_for_growth:5.0%}".rjust(25))
         print(f"{name:16}" + "".join(cells))
-    print("time of training steps watched by need relative to plain ones, while undecided and once done (limits)")
+    print("time of training steps watched by need relative to plain ones, all and between windows (limits)")
     for network, limits in NEED_LIMITS.items():
         cells = (f"{r:.3f} ({limit:.2f})" for r, limit in zip(results["need"][network], limits, strict=True))
         print(f"{network:16}" + "".join(f"{cell:>25}" for cell in cells))

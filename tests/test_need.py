@@ -6,6 +6,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -251,6 +252,37 @@ def test_blocks_of_steps_hold_all_gradients_and_no_more_than_needed() -> None:
     torch.testing.assert_close(torch.stack(blocks).sum(0), total)
 
 
+def test_of_several_consumers_the_mean_counts() -> None:
+    torch.manual_seed(0)
+    consumers = [make() for make in CONSUMERS.values()]
+    steps = [random_passes(consumer, 10, 0.5, seed) for seed, consumer in enumerate(consumers)]
+    single = [new_window(consumer) for consumer in consumers]
+    window = Window(single[0].fan_ins, (*single[0].records, *single[1].records), (*single[0].shapes, *single[1].shapes))
+    with torch.no_grad():
+        for passes in zip(*steps, strict=True):
+            window = window.fitted(consumers, passes).with_step(consumers, passes)
+    ratio, error, present = window.statistics()
+    alone = [after(consumer, own).statistics() for consumer, own in zip(consumers, steps, strict=True)]
+    assert (ratio, present) == pytest.approx(tuple(sum(each[i] for each in alone) / 2 for i in (0, 2)))
+    assert error < max(each[1] for each in alone)
+
+
+@pytest.mark.parametrize("missing", [(0, 1), (4,), (9,)], ids=str)
+def test_a_consumer_that_does_not_run_at_a_step_has_no_gradient(missing: tuple[int, ...]) -> None:
+    consumer = nn.Linear(4, 6)
+    consumers = [consumer, consumer]
+    steps = random_passes(consumer, 10, signal=0.5)
+    (record,), shapes = new_window(consumer).records, new_window(consumer).shapes
+    window = Window((torch.zeros(3, 1, 7),), (record, record), shapes * 2)
+    with torch.no_grad():
+        for number, passes in enumerate(steps):
+            own = [passes, [] if number in missing else passes]
+            window = window.fitted(consumers, own).with_step(consumers, own)
+    first, second = (torch.stack(record.blocks) for record in window.records)
+    first[list(missing)] = 0
+    assert torch.equal(first, second)
+
+
 # --- the trigger -----------------------------------------------------------------------------------------
 
 
@@ -344,6 +376,63 @@ def test_a_width_that_is_done_is_not_looked_at_until_another_one_grows() -> None
     grower._schedule.reopen()  # as growth does
     train(grower, 2, problem(seed=1))
     assert "window" in grower.layers[0].memory
+
+
+class Forced(ng.triggers.Need):
+    """Need, but one width grows by two neurons at the eighth step, and no other."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        object.__setattr__(self, "name", name)
+
+    def __call__(self, layer: ng.Layer) -> ng.Decision:
+        decision = super().__call__(layer)
+        grows = layer.name == self.name and layer.step == 8  # type: ignore[attr-defined]
+        return replace(decision, count=2 if grows else 0, wait=1)
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 3), nn.Linear(6, 4), nn.Linear(7, 3)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.c(torch.cat([self.a(x).relu(), self.b(x).relu()], 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "grown", "watched", "kept"),
+    [
+        (lambda: mlp(6, 3, 4, 3), "0", "2", True),
+        (lambda: mlp(6, 3, 4, 3), "2", "0", True),
+        (lambda: mlp(6, 3, 4, 3), "2", "2", False),
+        (small_vgg, "0", "3", True),
+        (small_vgg, "3", "0", True),
+        (Joined, "a", "b", False),
+    ],
+    ids=str,
+)
+def test_a_window_outlives_the_growth_of_neighbours(make: Any, grown: str, watched: str, kept: bool) -> None:
+    """With a rate of zero and equal batches, each step has the same gradient, for old fan-outs."""
+    torch.manual_seed(0)
+    model, example = make(), torch.randn(64, 2, 8, 8) if make is small_vgg else torch.randn(64, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    grower = ng.Grower(model, optimizer, ng.Strategy(Forced(grown), "random"), example=example[:2])
+    for _ in range(9):
+        optimizer.zero_grad()
+        loss_of(model, example).backward()
+        optimizer.step()
+        grower.step()
+    layer = next(layer for layer in grower.layers if layer.name == watched)
+    window = Window.from_state(layer.memory["window"])
+    assert window.steps == (9 if kept else 1)
+    assert window.shapes == tuple(seen.shapes for seen in layer.seen_by)
+    if kept:
+        *earlier, last = window.records[0].blocks
+        assert all(torch.equal(block, earlier[0]) for block in earlier)
+        old = earlier[0] != 0
+        torch.testing.assert_close(last[old], earlier[0][old], rtol=1e-3, atol=1e-5)
+        assert old.any()
 
 
 def test_the_scale_of_the_loss_makes_no_difference_even_if_it_changes() -> None:

@@ -26,8 +26,8 @@ centring, which is a little too large for short windows.
 If the width has several consumers, :math:`\Gamma` is the mean of theirs, each divided by its own N. So R is the mean
 over consumers, and its error is smaller than theirs.
 
-The gradient at the consumer's output is divided by its root mean square at each step, so that R does not depend on the
-scale of the loss.
+The gradient at the consumer's output is divided by its root mean square norm at each step, so that R does not depend on
+the scale of the loss.
 
 Reference: the test of a mean in many dimensions of Chen and Qin, "A two-sample test for high-dimensional data with
 applications to gene-set testing" (Annals of Statistics 2010).
@@ -109,7 +109,8 @@ class Record:
         assert self.coefficients is not None
         total = sum(each.D.numel() for each in passes)
         norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
-        scale = float(torch.stack(norms).norm()) / total**0.5 or 1.0
+        rows = total / passes[0].D.shape[_channel(consumer)]  # not entries: new outputs have no gradient at first
+        scale = float(torch.stack(norms).norm()) / rows**0.5 or 1.0
         columns = self.present.to(passes[0].H.device)
         present = centred(consumer, [each.H.index_select(_channel(consumer), columns) for each in passes])
         candidates = centred(consumer, [each.h for each in passes])
