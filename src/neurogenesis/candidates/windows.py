@@ -158,7 +158,7 @@ class Window:
     Args:
         fan_ins: weights of the candidates in the first producer and in the other ones, count x per neuron x the rest.
         records: what was recorded at each consumer.
-        shapes: shapes of the first producer's and each consumer's weight when the window began.
+        shapes: shapes of the first producer's and each consumer's weight.
         steps: number of steps with gradients.
     """
 
@@ -193,13 +193,12 @@ class Window:
         """
         fan_ins = []
         for axis, fan_in in zip(producers, self.fan_ins, strict=True):
-            new = pad_for_growth((axis.tensor, axis.axis), fan_in.flatten(0, 1).movedim(0, axis.axis), plans)
-            fan_ins.append(new.movedim(axis.axis, 0).reshape(*fan_in.shape[:2], *new.movedim(axis.axis, 0).shape[1:]))
+            new = _padded(fan_in.flatten(0, 1), axis, plans)
+            fan_ins.append(new.reshape(*fan_in.shape[:2], *new.shape[1:]))
         records, shapes = [], []
         for axis, record, (producer, consumer) in zip(consumers, self.records, self.shapes, strict=True):
-            key, rest = (axis.tensor, axis.axis), [n for d, n in enumerate(consumer) if d != axis.axis]
-            stacked = [block.reshape(-1, *rest).movedim(0, axis.axis) for block in record.blocks]
-            blocks = [pad_for_growth(key, block, plans).movedim(axis.axis, 0).flatten(1) for block in stacked]
+            fan_out = [size for dim, size in enumerate(consumer) if dim != axis.axis]
+            blocks = [_padded(block.reshape(-1, *fan_out), axis, plans).flatten(1) for block in record.blocks]
             records.append(replace(record, blocks=tuple(blocks)))
             edits = [edit for plan in plans for edit in plan.edits]
             shapes.append((_shape_after(producer, producers[0], edits), _shape_after(consumer, axis, edits)))
@@ -239,6 +238,11 @@ class Window:
         spread = (centring @ gram @ centring)[_between(gram)].var(correction=0) * (K / (K - 2)) ** 2
         error = (2 * spread / (K * (K - 1))).sqrt()
         return float(signal / noise) / length, float(error / noise) / length
+
+
+def _padded(entries: Tensor, axis: Axis, plans: Sequence[Plan]) -> Tensor:
+    """Entries of new neurons (first axis) on an axis of a parameter, with zeros for the neurons of other widths."""
+    return pad_for_growth((axis.tensor, axis.axis), entries.movedim(0, axis.axis), plans).movedim(axis.axis, 0)
 
 
 def _shape_after(shape: torch.Size, axis: Axis, edits: Sequence[Edit]) -> torch.Size:
