@@ -3,8 +3,8 @@
     python -m benchmarks.decisions [--json] [--seeds N] [--rates R ...]
 
 Dense networks of two hidden layers on nine tenths of the training digits, grown from 4-4 neurons by `need`: as it is
-(`default`: windows of 20 steps; after one without growth a pause until another width grows or the number of steps has
-doubled; 32 would-be neurons), without pauses, with four times as many would-be neurons, and with windows of twice as
+(`default`: windows of 20 steps; a width that is done waits until another one grows or the number of steps has
+doubled; 32 would-be neurons), never done, with four times as many would-be neurons, and with windows of twice as
 many steps. Printed are, over seeds, the mean widths, the geometric mean of the number of parameters and the standard
 deviation of its logarithm, and the ratio to the default with its standard error.
 """
@@ -30,7 +30,7 @@ from neurogenesis.experiments.training import gradient_step, sample_order, start
 RATES = (3.3e-3, 1e-2, 3e-2)
 
 
-class WithoutPauses(triggers.Need):
+class NeverDone(triggers.Need):
     """Begins a new window as soon as one ends."""
 
     def __call__(self, layer: ng.Layer) -> triggers.Decision:
@@ -40,7 +40,7 @@ class WithoutPauses(triggers.Need):
 
 WAYS = {
     "default": triggers.Need(),
-    "without pauses": WithoutPauses(),
+    "never done": NeverDone(),
     "128 candidates": triggers.Need(candidates=128),
     "windows of 40": triggers.Need(window=40),
 }

@@ -23,13 +23,13 @@ from tests.promises import unsettle, without_chance
 COUNT = 3
 
 
-def watched(model: nn.Module, example: Any) -> ng.Grower | None:
+def watched(model: nn.Module, example: Any, **options: Any) -> ng.Grower | None:
     """A grower after a step that changes nothing, with what it recorded; None if need supports no width."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            grower = ng.Grower(model, optimizer, "need", example=example)
+            grower = ng.Grower(model, optimizer, "need", example=example, **options)
         except ValueError:
             return None
     model.train()
@@ -48,9 +48,7 @@ def prepared(case: Case) -> nn.Module:
 
 def supported_layers() -> Iterator[tuple[Case, str, bool]]:
     for case in CASES:
-        if "tie" in case.options:
-            continue
-        grower = watched(prepared(case), case.example)
+        grower = watched(prepared(case), case.example, **case.options)
         if grower is not None:
             for layer in grower.layers:
                 if layer.has_gradients and not layer.tensor(layer.consumer).is_complex():
@@ -63,25 +61,25 @@ CHAINED = [(case, name) for case, name, chained in SUPPORTED if chained]
 
 def layer_of(case: Case, name: str) -> tuple[nn.Module, ng.Layer]:
     model = prepared(case)
-    grower = watched(model, case.example)
+    grower = watched(model, case.example, **case.options)
     assert grower is not None
     return model, next(layer for layer in grower.layers if layer.name == name)
 
 
-def explicit_gradients(model: nn.Module, layer: ng.Layer, example: Any, fan_ins: list[Tensor]) -> list[Tensor]:
+def explicit_gradients(model: nn.Module, layer: ng.Layer, case: Case, fan_ins: list[Tensor]) -> list[Tensor]:
     """Gradients of the fan-outs of neurons that are really there, with zero fan-out, at each consumer."""
     grown = copy.deepcopy(model)
     grown.zero_grad()
-    width = ng.widths(grown, example)[layer.name]
+    width = ng.widths(grown, case.example, **case.options)[layer.name]
     values = {}
     for producer, fan_in in zip((layer.producer, *layer.other_producers), fan_ins, strict=True):
         values[producer.tensor, producer.axis] = layer.values(producer, fan_in)
     for bias in layer.biases:
         values[bias.tensor, bias.axis] = torch.zeros(COUNT * bias.per_neuron)
     plan_neurons(grown, width, COUNT, values, generator=torch.Generator().manual_seed(0)).apply(grown)
-    loss_of(grown.train(), example).backward()
+    loss_of(grown.train(), case.example).backward()
     result = []
-    for consumer in (seen.route.consumer for seen in layer.seen_by):
+    for consumer in (seen.route.consumer for seen in layer.all_seen):
         gradient = grown.get_parameter(consumer.tensor).grad
         assert gradient is not None
         for axis in width.axes:
@@ -100,8 +98,8 @@ def test_fan_out_gradients_are_those_of_an_explicit_run_with_the_neurons(case: C
     fan_ins = layer.random_fan_ins(COUNT, torch.Generator().manual_seed(1))
     with torch.no_grad():
         passes = layer.passes_with(fan_ins)
-    expected = explicit_gradients(model, layer, case.example, fan_ins)
-    for seen, own, gradient in zip(layer.seen_by, passes, expected, strict=True):
+    expected = explicit_gradients(model, layer, case, fan_ins)
+    for seen, own, gradient in zip(layer.all_seen, passes, expected, strict=True):
         consumer = model.get_submodule(seen.route.consumer.module)
         found = sum(fan_out_gradient(consumer, each.h.to(each.D), each.D) for each in own)
         torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5 * max(float(gradient.abs().max()), 1e-6))
@@ -113,7 +111,7 @@ def test_the_shortcut_gives_the_same_as_a_run_of_the_model(case: Case, name: str
     fan_ins = layer.random_fan_ins(COUNT, torch.Generator().manual_seed(1))
     with torch.no_grad():
         short = layer.passes_with(fan_ins)
-        layer.__dict__["_has_chain"] = [False] * len(layer.seen_by)
+        layer.__dict__["_has_chain"] = [False] * len(layer.all_seen)
         full = layer.passes_with(fan_ins)
     for a, b in zip(itertools.chain(*short), itertools.chain(*full), strict=True):
         torch.testing.assert_close(a.h, b.h, rtol=1e-4, atol=1e-6)
@@ -121,7 +119,7 @@ def test_the_shortcut_gives_the_same_as_a_run_of_the_model(case: Case, name: str
 
 def test_both_ways_are_taken() -> None:
     assert 20 < len(CHAINED) < len(SUPPORTED)
-    assert sum(len(layer_of(case, name)[1].seen_by) > 1 for case, name, _ in SUPPORTED) > 5
+    assert sum(len(layer_of(case, name)[1].all_seen) > 1 for case, name, _ in SUPPORTED) > 5
 
 
 # --- the statistic ---------------------------------------------------------------------------------------
@@ -320,8 +318,8 @@ def train(grower: ng.Grower, steps: int, batches: Iterator[tuple[Tensor, Tensor]
         optimizer.zero_grad()
         (factor * (grower.model(x) - y).square().mean()).backward()
         for parameter in grower.model.parameters():
-            assert parameter.grad is not None
-            parameter.grad /= factor
+            if parameter.grad is not None:
+                parameter.grad /= factor
         optimizer.step()
         grower.step()
 
@@ -426,13 +424,121 @@ def test_a_window_outlives_the_growth_of_neighbours(make: Any, grown: str, watch
     layer = next(layer for layer in grower.layers if layer.name == watched)
     window = Window.from_state(layer.memory["window"])
     assert window.steps == (9 if kept else 1)
-    assert window.shapes == tuple(seen.shapes for seen in layer.seen_by)
+    assert window.shapes == tuple(seen.shapes for seen in layer.all_seen)
     if kept:
         *earlier, last = window.records[0].blocks
         assert all(torch.equal(block, earlier[0]) for block in earlier)
         old = earlier[0] != 0
         torch.testing.assert_close(last[old], earlier[0][old], rtol=1e-3, atol=1e-5)
         assert old.any()
+
+
+class Consumers(nn.Module):
+    """A hidden layer with two consumers; the second one may run at random, or get other samples."""
+
+    def __init__(self, second: str = "usual") -> None:
+        super().__init__()
+        self.hidden, self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 3), nn.Linear(4, 3)
+        self.second = second
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.a(self.hidden(x).relu())
+        if self.second == "sometimes" and self.training and torch.rand(()) < 0.5:
+            return y
+        if self.second == "some samples" and self.training:
+            chosen = torch.rand(len(x)) < 0.7
+            return y.index_add(0, chosen.nonzero().flatten(), self.b(self.hidden(x[chosen]).relu()))
+        return y + self.b(self.hidden(x.flip(1) if self.second == "other inputs" else x).relu())
+
+
+def hidden_layer(model: nn.Module, **options: Any) -> ng.Layer:
+    grower = watched(model, torch.randn(64, 6), **options)
+    assert grower is not None
+    return next(layer for layer in grower.layers if layer.name == "hidden")
+
+
+def test_a_producer_that_is_called_twice_gets_its_own_inputs() -> None:
+    layer = hidden_layer(Consumers("other inputs"))
+    fan_in = torch.randn(3, 1, 6)
+    with torch.no_grad():
+        (first,), (second,) = layer.passes_with([fan_in])
+    assert layer.seen is not None
+    x = layer.seen.pairs[0].H_prev
+    torch.testing.assert_close(first.h, (x @ fan_in[:, 0].T).relu())
+    torch.testing.assert_close(second.h, (x.flip(1) @ fan_in[:, 0].T).relu())
+
+
+@pytest.mark.parametrize("frozen", ["a", "b"])
+def test_a_frozen_consumer_is_not_asked(frozen: str) -> None:
+    model = Consumers()
+    model.get_submodule(frozen).requires_grad_(False)
+    layer = hidden_layer(model)
+    with torch.no_grad():
+        passes = layer.passes_with([torch.randn(3, 1, 6)])
+    assert [bool(own) for own in passes] == [frozen != "a", frozen != "b"]
+
+
+@pytest.mark.parametrize("second", ["usual", "sometimes", "some samples", "other inputs"])
+def test_several_consumers_are_trained_and_resumed_to_the_bit(second: str) -> None:
+    def make() -> ng.Grower:
+        torch.manual_seed(0)
+        model = Consumers(second)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        return ng.Grower(model, optimizer, "need", example=torch.randn(8, 6), seed=0)
+
+    whole = make()
+    train(whole, 40, problem())
+    half, batches = make(), problem()
+    train(half, 13, batches)
+    states = copy.deepcopy([each.state_dict() for each in (half, half.model, half.optimizers[0])])
+    random = torch.get_rng_state()
+    resumed = make()
+    for each, state in zip((resumed, resumed.model, resumed.optimizers[0]), states, strict=True):
+        each.load_state_dict(state)
+    torch.set_rng_state(random)
+    train(resumed, 27, batches)
+    assert whole.history.events and resumed.widths == whole.widths
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+
+
+def test_growth_by_hand_of_another_producers_input_begins_a_new_window() -> None:
+    class TwoProducers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.other, self.more, self.out = (nn.Linear(*n) for n in ((6, 4), (6, 3), (3, 4), (4, 3)))
+
+        def forward(self, x: Tensor) -> Any:
+            return self.out((self.hidden(x) + self.more(self.other(x).relu())).relu())
+
+    model = TwoProducers()
+    grower = growing(3, model)
+    ng.grow(model, "other", 2, optimizer=grower.optimizers[0])
+    train(grower, 1, problem())
+    layer = next(layer for layer in grower.layers if layer.name == "hidden")
+    assert layer.memory["window"]["steps"] == 1
+
+
+def test_a_consumer_with_too_few_rows_does_not_hold_up_the_others() -> None:
+    class Flattened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.pooled, self.flat = nn.Conv2d(2, 4, 3), nn.Linear(4, 3), nn.Linear(4 * 36, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            h = self.hidden(x).relu()
+            return self.pooled(h.mean((2, 3))) + self.flat(h.flatten(1))
+
+    model = Flattened()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    grower = ng.Grower(model, optimizer, "need")
+    for _ in range(4):
+        loss_of(model, torch.randn(16, 2, 8, 8)).backward()
+        optimizer.step()
+        grower.step()
+    (layer,) = grower.layers
+    window = Window.from_state(layer.memory["window"])
+    assert window.steps == 4 and [record.steps for record in window.records] == [4, 0]
 
 
 def test_the_scale_of_the_loss_makes_no_difference_even_if_it_changes() -> None:

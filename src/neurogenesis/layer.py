@@ -15,7 +15,7 @@ from .candidates.bridge import Bridge
 from .candidates.chains import consumed_by_chain, verified_chain
 from .candidates.grown import stack_values
 from .candidates.trials import Candidates, Trials
-from .candidates.windows import Pass
+from .candidates.windows import Pass, rows_match
 from .passes.buffers import Activations, Buffer, Untrained
 from .passes.replay import Call
 from .passes.routes import Route
@@ -97,7 +97,7 @@ class Layer:
         self.out_of_budget = False
         self.memory: dict[str, Any] = {}
         self.now = StepContext()
-        self.seen_by = [] if route is None else [Seen(model, width, each) for each in (route, *route.others)]
+        self.all_seen = [] if route is None else [Seen(model, width, each) for each in (route, *route.others)]
         self._buffer = None if route is None else buffer
 
     def __repr__(self) -> str:
@@ -242,8 +242,8 @@ class Layer:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether a backward pass has reached the layer since the last step."""
-        return any(seen.pairs for seen in self.seen_by)
+        """Whether a backward pass has reached the first consumer since the last step."""
+        return self.seen is not None and bool(self.seen.pairs)
 
     @property
     def gradient_norms(self) -> Mapping[str, Tensor]:
@@ -268,7 +268,7 @@ class Layer:
     @property
     def seen(self) -> Seen | None:
         """What was recorded at the first consumer."""
-        return self.seen_by[0] if self.seen_by else None
+        return self.all_seen[0] if self.all_seen else None
 
     def random_fan_in(self, count: int, generator: torch.Generator) -> Tensor:
         """Xavier-uniform fan-in of `count` neurons, scaled to the norm of new fan-ins."""
@@ -303,18 +303,23 @@ class Layer:
     def _has_chain(self) -> list[bool]:
         """Whether there is a shortcut to each consumer."""
         assert self.example is not None
-        return [verified_chain(self.model, self.width, seen.route, self.example) for seen in self.seen_by]
+        return [verified_chain(self.model, self.width, seen.route, self.example) for seen in self.all_seen]
 
     def passes_with(self, fan_ins: Sequence[Tensor]) -> list[list[Pass]]:
         """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.
+
+        Frozen consumers have none, because they would not learn. Nor are there passes that cannot be repeated, because
+        a consumer gets random samples.
 
         Args:
             fan_ins: weights of the candidates in the first producer and in the other ones, as of `random_fan_ins`.
         """
         candidates = Candidates(fan_ins[0], others=dict(zip(self.other_producers, fan_ins[1:], strict=True)))
-        passes: list[list[Pass]] = [[] for _ in self.seen_by]
+        passes: list[list[Pass]] = [[] for _ in self.all_seen]
         by_call: dict[int, list[tuple[int, Pair]]] = {}  # in one run of the model, all consumers without a shortcut
-        for number, seen in enumerate(self.seen_by):
+        for number, seen in enumerate(self.all_seen):
+            if not self.model.get_parameter(seen.route.consumer.tensor).requires_grad:
+                continue
             for pair in seen.pairs:
                 if pair.H.numel() and not self._has_chain[number]:
                     by_call.setdefault(id(pair.call), []).append((number, pair))
@@ -323,10 +328,11 @@ class Layer:
                     h = consumed_by_chain(self.model, self.width, seen.route, *given)
                     passes[number].append(Pass(pair.H, h, pair.D))
         for pairs in by_call.values():
-            routes, pair = [self.seen_by[number].route for number, _ in pairs], pairs[0][1]
+            routes, pair = [self.all_seen[number].route for number, _ in pairs], pairs[0][1]
             found = self._trials.consumed(candidates, pair.H_prev, pair.call, routes, self.now.seed)
             for (number, pair), each in zip(pairs, found, strict=True):
-                if each is not None:
+                module = self.model.get_submodule(self.all_seen[number].route.consumer.module)
+                if each is not None and rows_match(module, pair.H, each):
                     passes[number].append(Pass(pair.H, each, pair.D))
         return passes
 

@@ -314,9 +314,9 @@ class Need(Trigger):
 
     If R is p percent above the threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
     its size. Layers are asked after 5, 10 and 20 steps, so one with great need grows soon, and little need is measured
-    carefully. A layer that does not grow in a whole window is done, until another layer grows or training has gone on
-    for as long again. While the present neurons have their turn, it looks at ten steps, pauses for ten, and begins a
-    new window.
+    carefully. A layer whose R is not above noise and `ratio` in a whole window is done, until another layer grows or
+    training has gone on for as long again. While it is above, but the present neurons have their turn, it looks at ten
+    steps, pauses for ten, and begins a new window.
 
     Args:
         window: number of gradient steps in a window.
@@ -339,10 +339,11 @@ class Need(Trigger):
 
     def __call__(self, layer: Layer) -> Decision:
         latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
-        if not layer.has_gradients:
+        if not any(seen.pairs for seen in layer.all_seen):
             return Decision(0, *latest)  # no backward pass has reached the layer
         window = self._window(layer)
-        consumers = [layer.model.get_submodule(seen.route.consumer.module) for seen in layer.seen_by]
+        before = window.steps
+        consumers = [layer.model.get_submodule(seen.route.consumer.module) for seen in layer.all_seen]
         passes = layer.passes_with(window.fan_ins)
         if not any(passes):
             return Decision(0, *latest)
@@ -354,7 +355,7 @@ class Need(Trigger):
         for record in window.records:
             check_finite(record.blocks[-1:], f"activations or gradients of {layer.name}")
         layer.memory["window"] = window.state()
-        if window.steps not in self._checks:
+        if window.steps == before or window.steps not in self._checks:
             return Decision(0, *latest, wait=1)
         metric, error, present = window.statistics()
         noise = max(self.ratio, 3 * error)
@@ -373,7 +374,7 @@ class Need(Trigger):
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
         if "window" not in layer.memory:
             return
-        window, consumers = Window.from_state(layer.memory["window"]), [seen.route.consumer for seen in layer.seen_by]
+        window, consumers = Window.from_state(layer.memory["window"]), [seen.route.consumer for seen in layer.all_seen]
         inputs = {(axis.tensor, axis.axis) for axis in consumers}
         if any((edit.tensor, edit.axis) in inputs for plan in plans for edit in plan.edits):
             del layer.memory["window"]  # the layer itself has grown, or another one whose neurons go to the same place
@@ -383,22 +384,33 @@ class Need(Trigger):
 
     def _window(self, layer: Layer) -> Window:
         """The window in progress, or a new one if there is none or the layer was changed by others."""
-        shapes = tuple(seen.shapes for seen in layer.seen_by)
+        shapes = tuple(seen.shapes for seen in layer.all_seen)
         saved = layer.memory.get("window")
         if saved is not None:
-            window, weight = Window.from_state(saved), layer.tensor(layer.producer)
-            same_kind = (window.fan_ins[0].dtype, window.fan_ins[0].device) == (weight.dtype, weight.device)
-            if window.shapes == shapes and same_kind:
+            window = Window.from_state(saved)
+            if window.shapes == shapes and self._same_kind(layer, window):
                 return window
         # Of wide fan-outs, few say enough, and they are a noticeable part of a narrow layer's cost.
         count = min(self.candidates, max(8, layer.size // 16)) if layer.convolutional else self.candidates
         generator = torch.Generator().manual_seed(layer.now.seed)
         fan_ins = layer.random_fan_ins(count, generator)
         records = []
-        for seen in layer.seen_by:
+        for seen in layer.all_seen:
             inputs = layer.tensor(seen.route.consumer).shape[seen.route.consumer.axis]
             records.append(Record(torch.randperm(inputs, generator=generator)[:count]))
         return Window(tuple(fan_ins), tuple(records), shapes)
+
+    def _same_kind(self, layer: Layer, window: Window) -> bool:
+        """Whether the layer's weights have the shapes, the precision and the devices of those in the window."""
+        for axis, fan_in in zip((layer.producer, *layer.other_producers), window.fan_ins, strict=True):
+            rows = layer.tensor(axis).movedim(axis.axis, 0)
+            if (rows.shape[1:], rows.dtype, rows.device) != (fan_in.shape[2:], fan_in.dtype, fan_in.device):
+                return False
+        devices = [layer.tensor(seen.route.consumer).device for seen in layer.all_seen]
+        return all(
+            record.energy is None or record.energy.device == device
+            for record, device in zip(window.records, devices, strict=True)
+        )
 
     @property
     def _checks(self) -> set[int]:

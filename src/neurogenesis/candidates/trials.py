@@ -149,14 +149,21 @@ class Trials:
         Candidates have no fan-out, so everything else is as without them. None for consumers that do not run.
         """
         count = len(candidates.fan_in)
-        route = routes[0] if len(routes) == 1 else replace(self.route, later=frozenset())
+        everything = replace(self.route, later=frozenset())  # a consumer may not run, so that the run goes on
         with torch.set_grad_enabled(gradients):
             tensors, attributes = grown_tensors(
-                self.model, self.width, route, count, candidates.fan_in, candidates.bias, candidates.sources,
+                self.model, self.width, everything, count, candidates.fan_in, candidates.bias, candidates.sources,
                 candidates.others,
             )  # fmt: skip
         found: dict[int, Tensor] = {}
-        watches = [Watch(self.model.get_submodule(self.route.producer.module), "input", lambda _: H_prev)]
+        given = [H_prev]  # for the first call of the producer
+        watches = [
+            Watch(
+                self.model.get_submodule(self.route.producer.module),
+                "input",
+                lambda _: given.pop() if given else None,
+            )
+        ]
         for number, route in enumerate(routes):
             consumer = self.model.get_submodule(route.consumer.module)
             watches.append(Watch(consumer, "input", partial(self._at_consumer, found, number, route, consumer, count)))

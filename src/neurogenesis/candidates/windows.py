@@ -24,7 +24,8 @@ varies in. It is :math:`(K / (K - 2))^2` times the variance of the entries off t
 centring, which is a little too large for short windows.
 
 If the width has several consumers, :math:`\Gamma` is the mean of theirs, each divided by its own N. So R is the mean
-over consumers, and its error is smaller than theirs.
+over consumers, and its error is smaller than theirs. If a consumer does not run at a step, its gradient counts as zero.
+Consumers that have gradients at less than half of the steps are left out.
 
 The gradient at the consumer's output is divided by its root mean square norm at each step, so that R does not depend on
 the scale of the loss.
@@ -75,6 +76,7 @@ class Record:
             blocks have the same number of steps, except that the last one may not be complete.
         energy: sum of the mean squares of r, and of the present inputs after centring.
         variance: sum of the variances of the candidates.
+        steps: number of steps with gradients.
     """
 
     present: Tensor
@@ -83,6 +85,7 @@ class Record:
     blocks: tuple[Tensor, ...] = ()
     energy: Tensor | None = None
     variance: Tensor | None = None
+    steps: int = 0
 
     def fitted(self, consumer: nn.Module, passes: Sequence[Pass]) -> Record:
         """Fit the candidates to the consumer's inputs of this step, or of the latest steps if there are few rows.
@@ -104,8 +107,8 @@ class Record:
         together = torch.cat(rows)
         return replace(self, rows=kept, coefficients=fit(together[:, :inputs], together[:, inputs:]))
 
-    def with_step(self, consumer: nn.Module, passes: Sequence[Pass], steps: int) -> Record:
-        """Add the gradients of a step, after `steps` of them."""
+    def with_step(self, consumer: nn.Module, passes: Sequence[Pass], before: int) -> Record:
+        """Add the gradients of a step of the window, `before` steps after it began."""
         assert self.coefficients is not None
         total = sum(each.D.numel() for each in passes)
         norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
@@ -125,15 +128,17 @@ class Record:
         gradient, energy, variance = (sum(each[1:], each[0]) for each in (gradients, energies, variances))
         if self.energy is not None and self.variance is not None:
             energy, variance = self.energy + energy, self.variance + variance
-        missing = steps and not self.blocks  # the consumer has not run before
-        blocks = _blocks_of_zeros(gradient, steps) if missing else self.blocks
-        return replace(self, blocks=_with_block(blocks, gradient, steps), energy=energy, variance=variance)
+        blocks = self.blocks
+        if not blocks:
+            blocks = (torch.zeros_like(gradient),) * -(-before // block_length(before))
+        blocks = _with_block(blocks, gradient, before)
+        return replace(self, blocks=blocks, energy=energy, variance=variance, steps=self.steps + 1)
 
-    def without_gradient(self, steps: int) -> Record:
-        """Add a step in which the consumer did not run or had no gradient, after `steps` of them."""
+    def without_gradient(self, before: int) -> Record:
+        """Add a step at which the consumer did not run, had no gradient, or too few rows for a fit."""
         if not self.blocks:
             return self
-        return replace(self, blocks=_with_block(self.blocks, torch.zeros_like(self.blocks[0]), steps))
+        return replace(self, blocks=_with_block(self.blocks, torch.zeros_like(self.blocks[0]), before))
 
     def gram(self, part: Literal["candidates", "present"], count: int) -> Tensor | None:
         """Inner products of the first `count` blocks, divided by their noise; None if there is none."""
@@ -211,13 +216,14 @@ class Window:
         return replace(self, records=tuple(records))
 
     def with_step(self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]]) -> Window:
-        """Add the gradients of a step, unless a fit has too few rows yet."""
+        """Add the gradients of a step, unless all fits have too few rows yet."""
         of_each = list(zip(self.records, consumers, passes, strict=True))
-        if any(record.coefficients is None for record, _, own in of_each if own):
+        ready = [bool(own) and record.coefficients is not None for record, _, own in of_each]
+        if not any(ready):
             return self
         records = [
-            record.with_step(consumer, own, self.steps) if own else record.without_gradient(self.steps)
-            for record, consumer, own in of_each
+            record.with_step(consumer, own, self.steps) if its else record.without_gradient(self.steps)
+            for its, (record, consumer, own) in zip(ready, of_each, strict=True)
         ]
         return replace(self, records=tuple(records), steps=self.steps + 1)
 
@@ -229,7 +235,8 @@ class Window:
         """R and its standard error; both are 0 if there are no gradients at all."""
         length = block_length(self.steps)
         K = self.steps // length  # the number of blocks: R is that of a block, divided by its length
-        grams = [gram for record in self.records if (gram := record.gram(part, K)) is not None]
+        often = [record for record in self.records if 2 * record.steps >= self.steps]
+        grams = [gram for record in often if (gram := record.gram(part, K)) is not None]
         if not grams:
             return 0.0, 0.0
         gram = torch.stack([each.to(grams[0].device) for each in grams]).mean(0)
@@ -280,8 +287,9 @@ def _with_block(blocks: tuple[Tensor, ...], gradient: Tensor, steps: int) -> tup
     return (*blocks, gradient)
 
 
-def _blocks_of_zeros(gradient: Tensor, steps: int) -> tuple[Tensor, ...]:
-    return (torch.zeros_like(gradient),) * -(-steps // block_length(steps))
+def rows_match(consumer: nn.Module, H: Tensor, h: Tensor) -> bool:
+    """Whether two tensors can be inputs of the consumer together: equal but for the number of channels."""
+    return H.ndim == h.ndim and H.select(_channel(consumer), 0).shape == h.select(_channel(consumer), 0).shape
 
 
 def fit(inputs: Tensor, targets: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ class Grower:
         if "activations" in self.strategy.trigger.needs:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
         self._schedule.start(layer.name for layer in layers)
-        watched = [seen for layer in layers if layer.bridge is not None for seen in layer.seen_by]
+        watched = [seen for layer in layers if layer.bridge is not None for seen in layer.all_seen]
         self._taps.watch(watched, norms="gradients" in self.strategy.uses)
         self._check_budget()
         self._taps.want(self._next_looks())
@@ -256,8 +256,8 @@ class Grower:
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None
         for layer in due:
-            if any(seen.stale for seen in layer.seen_by):
-                for seen in layer.seen_by:
+            if any(seen.stale for seen in layer.all_seen):
+                for seen in layer.all_seen:
                     seen.clear()
                 self._warn(
                     "inputs were modified in place or widths resized between the backward pass and grower.step(): "
