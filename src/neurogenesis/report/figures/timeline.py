@@ -130,9 +130,9 @@ def _rule(run: Run) -> str:
         )
     if strategy == NEED:
         return (
-            " The metric is how clearly the gradients of would-be neurons point in a lasting direction that present "
-            "neurons cannot serve. A width grows when it is above the largest of 1, three standard errors, and a sixth "
-            "of the same number for present neurons."
+            " The metric is the signal-to-noise ratio of the gradients of would-be neurons, without what present "
+            "neurons can serve. A width grows when it is above the largest of 1/40, three standard errors, and a sixth "
+            "of the same ratio of present neurons."
         )
     if strategy not in STRATEGY_ORDER:
         return ""
