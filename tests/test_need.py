@@ -352,18 +352,23 @@ def test_a_width_that_is_done_is_asked_again_after_as_many_steps() -> None:
     ("activation", "size"), [(nn.Identity, 8), (nn.Identity, 16), (nn.ReLU, 64), (nn.Tanh, 64)], ids=str
 )
 def test_a_linear_task_takes_no_more_neurons_than_it_has(activation: type[nn.Module], size: int) -> None:
-    """Would-be neurons are combinations of the present ones, or what they add is not in the task."""
-    torch.manual_seed(0)
-    weight = torch.randn(6, 3)
-    model = nn.Sequential(nn.Linear(6, size), activation(), nn.Linear(size, 3))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    grower = ng.Grower(model, optimizer, "need")
-    train(grower, 120, ((x, x @ weight + torch.randn(128, 3)) for x in iter(lambda: torch.randn(128, 6), None)))
-    limit = (
-        size if activation is nn.Identity else 1.5 * size
-    )  # others can approach a linear function, with many neurons
-    assert grower.widths["0"] <= limit
-    assert grower.layers[0].memory["latest"] is not None
+    """Would-be neurons are combinations of the present ones, or what they add is not in the task.
+
+    Now and then one grows: neurons that are not linear can only approach a linear function, and linear ones may have
+    a direction so weakly that the ridge of the fit leaves more than a hundredth of it.
+    """
+    grown = 0
+    for seed in range(4):
+        torch.manual_seed(seed)
+        weight = torch.randn(6, 3)
+        model = nn.Sequential(nn.Linear(6, size), activation(), nn.Linear(size, 3))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        grower = ng.Grower(model, optimizer, "need")
+        train(grower, 120, ((x, x @ weight + torch.randn(128, 3)) for x in iter(lambda: torch.randn(128, 6), None)))
+        assert grower.layers[0].memory["latest"] is not None
+        grown += grower.widths["0"] > size
+        assert activation is not nn.Identity or grower.widths["0"] <= size + 1
+    assert grown <= 1
 
 
 def test_a_width_that_is_done_is_not_looked_at_until_another_one_grows() -> None:

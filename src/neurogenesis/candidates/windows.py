@@ -152,7 +152,7 @@ class Record:
         scale = self.energy[rows][used].sqrt()[:, None]
         scaled = torch.stack([(block[rows][used] / scale).flatten() for block in self.blocks[:count]])
         gram = (scaled @ scaled.T).double()
-        noise = signal_and_noise(gram)[1]
+        noise = _signal_and_noise(gram)[1]
         return gram / noise if noise > 0 else None
 
 
@@ -240,7 +240,7 @@ class Window:
         if not grams:
             return 0.0, 0.0
         gram = torch.stack([each.to(grams[0].device) for each in grams]).mean(0)
-        signal, noise = signal_and_noise(gram)
+        signal, noise = _signal_and_noise(gram)
         centring = torch.eye(K).to(gram) - 1 / K
         spread = (centring @ gram @ centring)[_between(gram)].var(correction=0) * (K / (K - 2)) ** 2
         error = (2 * spread / (K * (K - 1))).sqrt()
@@ -260,7 +260,7 @@ def _shape_after(shape: torch.Size, axis: Axis, edits: Sequence[Edit]) -> torch.
     return torch.Size(sizes)
 
 
-def signal_and_noise(gram: Tensor) -> tuple[Tensor, Tensor]:
+def _signal_and_noise(gram: Tensor) -> tuple[Tensor, Tensor]:
     """P and N from the inner products of gradients."""
     signal = gram[_between(gram)].mean()
     return signal, gram.diagonal().mean() - signal
