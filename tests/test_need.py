@@ -354,8 +354,7 @@ def test_a_width_that_is_done_is_asked_again_after_as_many_steps() -> None:
 def test_a_linear_task_takes_no_more_neurons_than_it_has(activation: type[nn.Module], size: int) -> None:
     """Would-be neurons are combinations of the present ones, or what they add is not in the task.
 
-    Now and then one grows: neurons that are not linear can only approach a linear function, and linear ones may have
-    a direction so weakly that the ridge of the fit leaves more than a hundredth of it.
+    Now and then one grows whose neurons are not linear, because they can only approach a linear function.
     """
     grown = 0
     for seed in range(4):
@@ -367,8 +366,7 @@ def test_a_linear_task_takes_no_more_neurons_than_it_has(activation: type[nn.Mod
         train(grower, 120, ((x, x @ weight + torch.randn(128, 3)) for x in iter(lambda: torch.randn(128, 6), None)))
         assert grower.layers[0].memory["latest"] is not None
         grown += grower.widths["0"] > size
-        assert activation is not nn.Identity or grower.widths["0"] <= size + 1
-    assert grown <= 1
+    assert grown <= (activation is not nn.Identity)
 
 
 def test_a_width_that_is_done_is_not_looked_at_until_another_one_grows() -> None:

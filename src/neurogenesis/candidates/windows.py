@@ -7,7 +7,8 @@ would get from candidate c, and H the inputs that it gets now,
 
 where :math:`\beta_c` is the least-squares fit of :math:`h_c`: what the consumer can express with its bias and its
 present inputs does not count. The fit is that of the same step, and candidates of which it leaves less than a
-hundredth of the variance are left out. Over K steps
+hundredth of the variance are left out. (A step with few samples is fitted together with the ones before it.) Over K
+steps
 
 .. math:: \Gamma_{ts} = \sum_c \langle G_c(t), G_c(s) \rangle / E_c, \qquad E_c = \text{mean of } r_c^2
 
@@ -49,10 +50,11 @@ from ..structure.axes import Axis
 from ..structure.edits import Edit
 from ..surgery.plan import Plan, pad_for_growth
 
-RIDGE = 1e-3  # of the mean variance of the inputs, some of which may be constant or dependent
+RIDGE = 1e-4  # of the mean variance of the inputs, some of which may be constant or dependent
 MAX_BLOCKS = 20  # of gradients that are kept; steps are added up to fewer when there are more
 ROWS_PER_INPUT = 2  # samples and positions that a fit takes at least, per input of the consumer
 MAX_ROWS = 1024  # of a fit, if that is more than it needs
+NEW_ROWS = 4  # a fit of several steps is repeated when one of so many rows is new: one of many inputs takes long
 LEAST_SHARE = 0.01  # of the variance of a candidate that present inputs must leave unexplained
 
 
@@ -71,6 +73,7 @@ class Record:
     Args:
         present: some present inputs of the consumer, for comparison.
         rows: latest rows of [H, h] for the next fit, by step, about as many as it needs.
+        new_rows: number of rows since the latest fit.
         coefficients: the latest fit, (1 + inputs) x columns of candidates; None before there are enough rows.
         blocks: sums of gradients of fan-outs over consecutive steps: (candidates and present inputs) x fan-out. All
             blocks have the same number of steps, except that the last one may not be complete.
@@ -81,6 +84,7 @@ class Record:
 
     present: Tensor
     rows: tuple[Tensor, ...] = ()
+    new_rows: int = 0
     coefficients: Tensor | None = None
     blocks: tuple[Tensor, ...] = ()
     energy: Tensor | None = None
@@ -102,10 +106,11 @@ class Record:
         while sum(map(len, rows[1:])) >= most:
             rows = rows[1:]
         kept = () if in_step >= enough else rows
-        if sum(map(len, rows)) < enough:
-            return replace(self, rows=kept)
+        count, new_rows = sum(map(len, rows)), self.new_rows + sum(map(len, new))
+        if count < enough or (self.coefficients is not None and NEW_ROWS * new_rows < count):
+            return replace(self, rows=kept, new_rows=new_rows)
         together = torch.cat(rows)
-        return replace(self, rows=kept, coefficients=fit(together[:, :inputs], together[:, inputs:]))
+        return replace(self, rows=kept, new_rows=0, coefficients=fit(together[:, :inputs], together[:, inputs:]))
 
     def with_step(self, consumer: nn.Module, passes: Sequence[Pass], before: int) -> Record:
         """Add the gradients of a step of the window, `before` steps after it began."""
