@@ -206,7 +206,7 @@ def plan_neurons(
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
     made = [_change(found, name, added, edits, tensors) for name, added in (changes or {}).items()]
-    return _plan(found, count, edits, [change for change in made if len(change.positions)])
+    return plan_edits(found, count, edits, [change for change in made if len(change.positions)])
 
 
 def plan_shrinkage(
@@ -227,7 +227,7 @@ def plan_shrinkage(
     if len(chosen) == found.size:
         raise ValueError(f"{found.name}: cannot remove all {found.size} neurons: at least one must remain")
     edits = found.structure.edits(found.atom, chosen, named_tensors(model), None)
-    return _plan(found, -len(chosen), edits)
+    return plan_edits(found, -len(chosen), edits)
 
 
 def shrink(
@@ -306,7 +306,8 @@ def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tenso
     return min(made, key=lambda change: len(change.positions))
 
 
-def _plan(width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Change] = ()) -> Plan:
+def plan_edits(width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Change] = ()) -> Plan:
+    """Plan to resize a width by edits of its axes, with the attributes that store its size."""
     attributes = width.structure.attribute_changes(width.atom, change)
     return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes), tuple(changes))
 
