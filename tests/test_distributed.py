@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -108,3 +109,19 @@ def test_a_process_that_dies_ends_the_training(tmp_path: Path) -> None:
     ran = torchrun(tmp_path, "killed", 120)
     assert ran.returncode != 0
     assert time.monotonic() - start < 60 + 30  # with the start of the processes
+
+
+@pytest.mark.xdist_group("distributed")
+def test_the_example_runs(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "distributed.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "% of the digits" in ran.stdout
+    saved = torch.load(tmp_path / "distributed.pt", weights_only=True)
+    assert saved["sizes"]["widths"]["0"] > 4
+    shown = re.search(r"```py\n(.*?)```", (ROOT / "docs" / "distributed.md").read_text("utf-8"), re.DOTALL)
+    assert shown is not None
+    assert all(f"    {line}\n" in example.read_text("utf-8") for line in shown[1].splitlines())
