@@ -199,7 +199,7 @@ class Grower:
                 "shapes of parameters": [(name, tuple(own.shape)) for name, own in self.model.named_parameters()],
             }
         )
-        self.buffer.ranks = ranks
+        self.buffer.join(ranks)
         for layer in self._layers or ():
             layer.ranks = ranks
         if self.buffer.untrained is not None:  # attached before DistributedDataParallel made the models equal
@@ -472,7 +472,9 @@ class Grower:
             "untrained": None if self.buffer.untrained is None else self.buffer.untrained.state(),
             "sizes": {width.name: width.size for width in self._widths.growable} if self._widths else {},
             "generator": self.generator.get_state(),
-            "calls": [(call.args, call.kwargs, call.autocast) for call in (*self.buffer.calls, *self.buffer.pending)],
+            "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
+            "pending": [(call.args, call.kwargs, call.autocast) for call in self.buffer.pending],
+            "shared": self.buffer.shared,
             "example": None if first is None else (first.args, first.kwargs, first.autocast),
             "history": self.history.state_dict(),
         }
@@ -485,7 +487,7 @@ class Grower:
         """
         if state["strategy"] != repr(self.strategy):
             raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
-        calls = [Call.from_parts(*call) for call in state["calls"]]
+        calls, pending = ([Call.from_parts(*call) for call in state.get(key, ())] for key in ("calls", "pending"))
         if self._layers is None and state["layers"]:
             self._taps.begin(Call.from_parts(*state["example"]))
         own_names, saved_names = {layer.name for layer in self._layers or ()}, set(state["layers"])
@@ -512,7 +514,8 @@ class Grower:
         self._taps.want(self._next_looks())
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
         self.buffer.clear()
-        self.buffer.calls[:] = calls
+        self.buffer.calls[:], self.buffer.pending[:] = calls, pending
+        self.buffer.shared = state.get("shared", False)
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
 

@@ -191,8 +191,9 @@ class Buffer:
     def __init__(self, model: nn.Module, limit: int):
         self.model, self.limit = model, limit
         self.ranks = ALONE  # the processes that train the model together
-        self.calls: list[Call] = []  # of all processes
-        self.pending: list[Call] = []  # of this one, not yet exchanged
+        self.calls: list[Call] = []
+        self.pending: list[Call] = []  # of several processes: those of this one that are not yet exchanged
+        self.shared = False  # whether `calls` are those of several processes
         self.seed = 0  # seed of random operations in the model, such as dropout
         self.untrained: Untrained | None = None  # kept until every layer has been measured in it
         self.inputs_overwritten = False  # whether the model or the caller writes into the inputs
@@ -211,6 +212,14 @@ class Buffer:
             self.pending.append(call)
             _drop_oldest(self.pending, -(-self.limit // self.ranks.count))
         self._training_modes = [(module, module.training) for module in self.model.modules()]
+
+    def join(self, ranks: Ranks) -> None:
+        """Measure on the inputs of all processes from now on."""
+        self.ranks = ranks
+        if not self.shared:
+            self.pending[:0] = self.calls
+            self.calls.clear()
+            self.shared = True
 
     def exchange(self) -> None:
         """Exchange inputs with the other processes, before all of them measure activations on the same ones."""
