@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 try:
     from safetensors import safe_open
@@ -23,11 +23,12 @@ except ImportError as error:
 from ..files import replace_file
 from ..growing.grower import Grower
 from ..passes.replay import Hook
+from ..strategies import strategy as as_strategy
 from ..structure.modes import ordinary_tensors
 from ..structure.widths import widths
 from ..surgery.ages import resume
 from .checkpoints import KEY, fit
-from .pretrained import from_pretrained, save_pretrained, update_config
+from .pretrained import from_pretrained, save_pretrained, saved_names, update_config
 from .sizes import SavedSizes
 
 __all__ = ["GrowerCallback", "from_pretrained", "save_pretrained", "update_config"]
@@ -70,7 +71,8 @@ class GrowerCallback(TrainerCallback):
     """
 
     def __init__(self, *arguments: Any, **named: Any):
-        inspect.signature(Grower).bind(None, None, *arguments, **named)  # raises TypeError for unknown ones
+        given = inspect.signature(Grower).bind(None, None, *arguments, **named)  # raises TypeError for unknown ones
+        as_strategy(given.arguments.get("strategy", "static"))  # raises ValueError, not only when training begins
         self.arguments, self.named = arguments, named
         self.grower: Grower | None = None
         self.resume_from: str | PathLike[str] | None = None
@@ -127,7 +129,7 @@ class GrowerCallback(TrainerCallback):
             return
         name, output = f"checkpoint-{state.global_step}", Path(args.output_dir or ".")
         found = [each for each in (output / name, *output.glob(f"run-*/{name}")) if each.is_dir()]
-        directory = max(found, key=lambda each: each.stat().st_mtime)  # a hyperparameter search has several
+        directory = max(found, key=lambda each: each.stat().st_mtime, default=output / name)  # of several trials
         content = self.grower.state_dict()
         replace_file(directory / f"{KEY}.pt", lambda partial: torch.save(content, partial))
         SavedSizes.of(self.grower.model).write(directory / f"{KEY}.json")
@@ -147,15 +149,19 @@ class GrowerCallback(TrainerCallback):
     # --- checkpoints -------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _before_loading(self, module: nn.Module, state: Mapping[str, Any], prefix: str, *_: Any) -> None:
-        """Resize the model to a state that is about to be loaded."""
+    def _before_loading(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Resize the model to a state that is about to be loaded, and give the state the model's names."""
         if prefix:
             return  # of a larger model, which loads more
         present = module.state_dict(keep_vars=True)
-        differing = [name for name, value in present.items() if name in state and state[name].shape != value.shape]
-        if not differing:
+        if any(name not in present for name in state):  # the Trainer would leave those out
+            for name, own in saved_names(module).items():
+                if name in state and own != name:
+                    state[own] = state.pop(name)
+        shapes = {name: value.shape for name, value in state.items() if isinstance(value, Tensor)}
+        if all(shapes.get(name, value.shape) == value.shape for name, value in present.items()):
             return
-        directory = self._checkpoint_of(state)
+        directory = self._checkpoint_of(module, state)
         sizes = None if directory is None else directory / f"{KEY}.json"
         saved = SavedSizes.read(sizes) if sizes is not None and sizes.exists() else None
         example, tie = self.named.get("example"), self.named.get("tie", ())
@@ -174,7 +180,7 @@ class GrowerCallback(TrainerCallback):
 
     def _saved_state(self, model: nn.Module, step: int) -> Any:
         """The state of the grower in the checkpoint that the Trainer has just loaded."""
-        directory = self._checkpoint_of(model.state_dict())
+        directory = self._checkpoint_of(model, model.state_dict())
         if directory is None:
             raise ValueError(
                 f"training resumes at step {step}, but no checkpoint with the model's weights is inside "
@@ -186,9 +192,10 @@ class GrowerCallback(TrainerCallback):
             return None
         return torch.load(file, map_location="cpu", weights_only=True)
 
-    def _checkpoint_of(self, state: Mapping[str, Any]) -> Path | None:
+    def _checkpoint_of(self, model: nn.Module, state: Mapping[str, Any]) -> Path | None:
         """The directory that has these weights; the events of a Trainer do not tell from where it loads."""
-        return next((each for each in self._directories() if _contains(each, state)), None)
+        names = saved_names(model)
+        return next((each for each in self._directories() if _contains(each, state, names)), None)
 
     def _directories(self) -> Iterator[Path]:
         if self.resume_from is not None:
@@ -201,19 +208,23 @@ class GrowerCallback(TrainerCallback):
             yield from sorted(filter(Path.is_dir, found), key=lambda each: each.stat().st_mtime, reverse=True)
 
 
-def _contains(directory: Path, state: Mapping[str, Any]) -> bool:
-    """Whether the weights in a directory are those of a state; all shapes and some of the tensors are compared."""
-    files = sorted(directory.glob("*.safetensors"))
+def _contains(directory: Path, state: Mapping[str, Any], names: Mapping[str, str]) -> bool:
+    """Whether the weights in a directory are those of a state; all shapes and some of the tensors are compared.
+
+    Args:
+        directory: the directory.
+        state: the state of a model.
+        names: names in the state by those in the directory, where they differ.
+    """
     compared = 0
-    for file in files:
+    for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, "pt") as content:
-            names = list(content.keys())
-            for name in names:
-                own = state.get(name)
+            for name in content.keys():  # noqa: SIM118
+                own = state.get(names.get(name, name))
                 if own is None or list(own.shape) != content.get_slice(name).get_shape():
                     return False
-            for name in names[: _COMPARED - compared]:
-                compared += 1
-                if not torch.equal(content.get_tensor(name).to(state[name].dtype), state[name].detach().cpu()):
-                    return False
+                if compared < _COMPARED:
+                    compared += 1
+                    if not torch.equal(content.get_tensor(name).to(own.dtype), own.detach().cpu()):
+                        return False
     return compared > 0

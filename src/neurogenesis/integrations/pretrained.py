@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ..structure.axes import unwrapped
-from .checkpoints import KEY, load_state_dict
+from ..structure.modes import ordinary_tensors
+from .checkpoints import KEY, fit, load_state_dict, read_state
 from .sizes import SavedSizes
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -71,7 +72,11 @@ def from_pretrained(model_class: type[Model], path: str | PathLike[str]) -> Mode
     model = own(own.config_class.from_pretrained(directory))
     if model.config.dtype is not None:
         model.to(model.config.dtype)
-    load_state_dict(model, directory)
+    names, (state, sizes) = saved_names(model), read_state(directory)
+    with ordinary_tensors(), torch.no_grad():
+        state = {names.get(name, name): value for name, value in state.items()}
+        fit(model, state, sizes)
+    load_state_dict(model, state)
     if (directory / "generation_config.json").exists():
         model.generation_config = type(model.generation_config).from_pretrained(directory)
     result: Model = model.eval()
@@ -100,6 +105,15 @@ def update_config(model: Any) -> bool:
     for change in found:
         _set(model.config, *change)
     return True
+
+
+def saved_names(model: Any) -> dict[str, str]:
+    """The model's own names of tensors by those in files, which are older ones for some models."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    own = {value.data_ptr(): name for name, value in model.state_dict().items() if value.numel()}
+    saved = revert_weight_conversion(model, dict(model.state_dict()))
+    return {name: own[value.data_ptr()] for name, value in saved.items() if value.data_ptr() in own}
 
 
 def _improvements(
