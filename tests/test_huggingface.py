@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import runpy
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -654,3 +655,13 @@ def test_what_is_not_a_saved_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="Linear is not the class of a model"):
         from_pretrained(nn.Linear, tmp_path)
     assert update_config(bert())
+
+
+# --- the example -----------------------------------------------------------------------------------------
+
+
+def test_the_example_runs_and_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "huggingface_trainer.py"))
+    callback = example["main"](60, tmp_path)
+    assert min(callback.grower.widths.values()) >= 8 and len(callback.grower.history.events) > 0
+    assert "the config describes the grown model:" in capsys.readouterr().out

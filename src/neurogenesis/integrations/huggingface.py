@@ -59,7 +59,7 @@ class GrowerCallback(TrainerCallback):
         >>> from neurogenesis.integrations.huggingface import GrowerCallback
         >>> small = dict(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12)
         >>> data = [{"input_ids": torch.randint(9, (6,)), "labels": number % 2} for number in range(48)]
-        >>> callback = GrowerCallback("north-random", max_width={"*.intermediate.dense": 16}, include=["*.dense"])
+        >>> callback = GrowerCallback("north-random", include=["*.intermediate.dense"], max_width=13)
         >>> trainer = Trainer(
         ...     BertForSequenceClassification(BertConfig(**small)),
         ...     TrainingArguments(tempfile.mkdtemp(), max_steps=3, report_to="none", disable_tqdm=True, use_cpu=True),
@@ -67,7 +67,9 @@ class GrowerCallback(TrainerCallback):
         ...     callbacks=[callback],
         ... )
         >>> output = trainer.train()  # doctest: +ELLIPSIS
-        {...
+        {'train_runtime': ...}
+        >>> callback.grower.widths
+        {'bert.encoder.layer.0.intermediate.dense': 13}
     """
 
     def __init__(self, *arguments: Any, **named: Any):
