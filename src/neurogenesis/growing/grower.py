@@ -37,6 +37,7 @@ from ..surgery.plan import Plan, Surgery, check_average, pad_for_growth, plan_ne
 from ..surgery.reach import fan_ins_of
 from ..surgery.resizing import resize_widths
 from ..triggers import Decision
+from .accumulation import accumulating
 from .budget import affordable, rounded_up, shares
 from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
 from .overview import overview
@@ -64,7 +65,9 @@ class Grower:
         exclude: patterns of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
         buffer: the number of latest samples on which activations are measured; by default 1568, or 128 in networks with
-            convolutions. A width is measured as soon as there are twice as many activations as neurons; see `fill`.
+            convolutions. A sample is an item of a batch; in sequences, such as tokens, it is each position of an item,
+            and twice as many positions as neurons are measured if that is more. A width is measured as soon as there
+            are twice as many activations as neurons; see `fill`.
         seed: seed of all random numbers of growth. Torch's global random state is not used.
         ema: an averaged copy of the model, which grows too.
         ages: whether the optimizer treats new weights as if training had just begun; see `neurogenesis.ages`.
@@ -176,6 +179,8 @@ class Grower:
             if layer.route is not None:
                 self.buffer.watch(layer.name, layer.width, layer.route)
             self.strategy.trigger.start(layer)
+        if self._taps.keep_inputs and not has_convolutions(self.model):
+            self.buffer.count_rows(call)
         self._layers = layers
         self._first_call = call
         if "activations" in self.strategy.trigger.needs:
@@ -254,6 +259,8 @@ class Grower:
                 "the model has not run in training mode with gradients yet, so its widths are not known: call "
                 "model.train() before training, or pass example="
             )
+            return []
+        if not self._stepped and accumulating():
             return []
         taps = self._taps
         stepped, passes, backwards = self._stepped, taps.forward_passes, taps.backward_passes
