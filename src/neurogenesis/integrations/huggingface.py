@@ -36,7 +36,7 @@ __all__ = ["GrowerCallback", "from_pretrained", "save_pretrained", "update_confi
 _COMPARED = 8  # tensors by which a checkpoint is recognized
 
 
-class GrowerCallback(TrainerCallback):
+class GrowerCallback(TrainerCallback):  # type: ignore[misc]
     """Grows the model of a ``Trainer``: pass it in ``callbacks``.
 
     The grower looks after each gradient step, so once in several batches with ``gradient_accumulation_steps``. Each
