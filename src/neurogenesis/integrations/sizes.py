@@ -79,6 +79,21 @@ class SavedSizes:
             ],
         )
 
+    def below(self, path: str) -> SavedSizes:
+        """The same sizes, for the model in which this one is the submodule at a path."""
+        if not path:
+            return self
+        return SavedSizes(
+            {f"{path}.{name}": number for name, number in self.widths.items()},
+            {f"{path}.{name}": own for name, own in self.axes.items()},
+            [(f"{path}.{inner}" if inner else path, name, value) for inner, name, value in self.attributes],
+        )
+
+    def joined(self, other: SavedSizes) -> SavedSizes:
+        """These sizes and those of another part of the model."""
+        attributes = list(dict.fromkeys([*self.attributes, *other.attributes]))
+        return SavedSizes({**self.widths, **other.widths}, {**self.axes, **other.axes}, attributes)
+
     def resize(self, model: nn.Module, shapes: Mapping[str, Sequence[int]], optimizer: Optimizers = None) -> None:
         """Give the tensors of a model these shapes, with arbitrary values that the caller then loads over.
 

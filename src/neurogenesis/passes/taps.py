@@ -114,12 +114,12 @@ class Taps:
     # --- hooks -------------------------------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if (
-            module is not self.model
-            or self.muted
-            or is_internal_run(module)
-            or not (self.model.training and torch.is_grad_enabled())
-        ):
+        if module is self.model:
+            self.enter(args, kwargs)
+
+    def enter(self, args: Any, kwargs: Any) -> None:
+        """Begin to record a pass of the model if it is a training pass."""
+        if self.muted or is_internal_run(self.model) or not (self.model.training and torch.is_grad_enabled()):
             return
         if torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes a pass inside the backward pass
