@@ -142,9 +142,8 @@ class GrowerCallback(Callback):
         if not self._logged and grower.layers:
             self._log(trainer, pl_module)
             self._logged = True
-        if grower.stepped:
-            if grower.step(_loss_again(trainer, pl_module, batch, batch_idx)):
-                self._log(trainer, pl_module)
+        if grower.stepped and grower.step(_loss_again(trainer, pl_module, batch, batch_idx)):
+            self._log(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end()
@@ -160,7 +159,7 @@ class GrowerCallback(Callback):
         self._make_grower(trainer, pl_module, path).join(*args, **kwargs)
 
     def _make_grower(self, trainer: Trainer, pl_module: LightningModule, path: str) -> Grower:
-        module = pl_module.get_submodule(path)
+        module = submodule(pl_module, path)
         optimizers = optimizers_of(module, trainer.optimizers)
         averages = [average.get_submodule(path) for average in averages_of(trainer, pl_module)]
         if len(averages) > 1:
@@ -201,7 +200,7 @@ class GrowerCallback(Callback):
         entry = checkpoint.setdefault(KEY, {"sizes": SavedSizes({}, {}, []).state(), "growers": {}})
         if self._key in entry["growers"]:
             return  # both the callback and the module are asked
-        sizes = SavedSizes.of(pl_module.get_submodule(self._path)).below(self._path)
+        sizes = self._known_sizes(pl_module)
         sizes = sizes if sizes.widths else self._sizes
         entry["sizes"] = SavedSizes.from_state(entry["sizes"]).joined(sizes).state()
         state = self._state()
@@ -211,7 +210,7 @@ class GrowerCallback(Callback):
     def _before_loading(
         self, trainer: Trainer, pl_module: LightningModule, stage: str, checkpoint: dict[str, Any]
     ) -> None:
-        known = SavedSizes.of(pl_module.get_submodule(self._path)).below(self._path)
+        known = self._known_sizes(pl_module)
         self._pause()
         optimizers = [] if stage == "fit" else optimizers_of(pl_module, trainer.optimizers)  # fit makes new ones
         self._sizes = _resize(pl_module, checkpoint, optimizers, known)
@@ -220,6 +219,9 @@ class GrowerCallback(Callback):
         saved = (checkpoint.get(KEY) or {}).get("growers", {}).get(self._key)
         self._path = self._path if saved is None else saved["path"]
         self._saved = None if saved is None else saved["state"]
+
+    def _known_sizes(self, pl_module: LightningModule) -> SavedSizes:
+        return SavedSizes.of(submodule(pl_module, self._path)).below(self._path)
 
     def _state(self) -> dict[str, Any] | None:
         """The state of growth, if it has begun."""
@@ -295,6 +297,15 @@ def _resize(
     with ordinary_tensors(), torch.no_grad():
         sizes.resize(module, shapes, optimizers)
     return sizes
+
+
+def submodule(pl_module: LightningModule, path: str) -> nn.Module:
+    """The submodule at a path; raises ValueError if there is none."""
+    try:
+        return pl_module.get_submodule(path)
+    except AttributeError:
+        names = ", ".join(repr(name) for name, _ in pl_module.named_children())
+        raise ValueError(f"module={path!r}: {type(pl_module).__name__} has no such submodule; it has {names}") from None
 
 
 def optimizers_of(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Optimizer]:

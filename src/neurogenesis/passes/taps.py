@@ -121,6 +121,8 @@ class Taps:
         """Begin to record a pass of the model if it is a training pass."""
         if self.muted or is_internal_run(self.model) or not (self.model.training and torch.is_grad_enabled()):
             return
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            return  # frozen for the time being, as a discriminator while the generator is trained
         if torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes a pass inside the backward pass
         latest = self.buffer.calls[-1] if self.buffer.calls else self._call
