@@ -101,8 +101,6 @@ def growing(**options: Any) -> GrowerCallback:
 
 def trainer(*callbacks: Callback, path: Path | None = None, **options: Any) -> L.Trainer:
     defaults: dict[str, Any] = {"max_epochs": 2, "logger": False, "enable_checkpointing": path is not None}
-    if "barebones" in options:
-        defaults = {"max_epochs": 2}
     quiet_ones = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     return L.Trainer(callbacks=list(callbacks), **{**defaults, **quiet_ones, **options})  # type: ignore[arg-type]
 
@@ -173,10 +171,11 @@ def test_nothing_stays_on_the_module() -> None:
     [
         {"accumulate_grad_batches": 3},
         {"precision": "bf16-mixed"},
+        {"precision": "64-true"},
         {"gradient_clip_val": 0.1},
         {"val_check_interval": 2},
     ],
-    ids=lambda options: next(iter(options)),
+    ids=str,
 )
 def test_the_grower_makes_the_steps_of_the_optimizer(options: dict[str, Any]) -> None:
     module, callback = Inner(), growing()
@@ -294,6 +293,55 @@ def test_modules_that_are_frozen_in_turn_grow() -> None:
 def test_several_called_modules_are_a_question_to_the_user() -> None:
     with pytest.raises(ValueError, match=r"several modules itself, generator and critic.*GrowerCallback\(module="):
         trainer(growing()).fit(Adversarial(), data())
+
+
+class Parts(Inner):
+    """Calls its layers, by a call of forward that is none of the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = self.net[0], self.net[2:]
+        del self.net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).relu())
+
+    def run(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+
+def test_a_call_of_forward_is_a_question_to_the_user_too() -> None:
+    with pytest.raises(ValueError, match=r"itself, first and last.*call self\(x\) in training_step \(not self.forward"):
+        trainer(growing()).fit(Parts(), data())
+
+
+def test_why_the_called_module_cannot_grow_is_told() -> None:
+    module = Inner()
+    module.net = module.net[0]
+    with pytest.raises(ValueError, match="no width of this model can grow"):
+        trainer(growing()).fit(module, data())
+
+
+def test_a_module_in_evaluation_mode_is_told() -> None:
+    class Evaluated(Inner):
+        def on_train_start(self) -> None:
+            self.net.eval()
+
+    with pytest.warns(UserWarning, match="called no module in training mode"):
+        trainer(growing()).fit(Evaluated(), data())
+
+
+def test_a_compiled_module_grows_and_is_resumed(tmp_path: Path) -> None:
+    def make() -> Inner:
+        module = Inner()
+        module.net = torch.compile(module.net, backend="eager")  # type: ignore[assignment]
+        return module
+
+    fitting, module, fresh = trainer(growing()), make(), make()
+    fitting.fit(module, data())
+    fitting.save_checkpoint(tmp_path / "last.ckpt")
+    trainer(growing()).fit(fresh, data(), ckpt_path=tmp_path / "last.ckpt")
+    assert sizes(fresh) == [12, 12, 2] and same(fresh.state_dict(), module.state_dict())
 
 
 class Frozen(Inner):

@@ -83,6 +83,7 @@ class GrowerCallback(Callback):
         self._path = module or ""  # of the module that grows
         self._watching = False  # whether the grower is attached to the model
         self._calls: OutermostCalls | None = None  # in the first batch, unless the module is known
+        self._problem: ValueError | None = None  # why the first module that was called cannot grow
         self._logged = False  # whether the loggers have the initial sizes
         self._saved: dict[str, Any] | None = None  # state of growth to continue from
         self._sizes = SavedSizes({}, {}, [])  # of the last checkpoint
@@ -156,7 +157,12 @@ class GrowerCallback(Callback):
     def _first_call(
         self, trainer: Trainer, pl_module: LightningModule, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._make_grower(trainer, pl_module, path).join(*args, **kwargs)
+        try:
+            self._make_grower(trainer, pl_module, path).join(*args, **kwargs)
+        except ValueError as error:  # the reason may be that the first module is only a part of the model
+            self._problem = error
+            self._release()
+            self.grower = None
 
     def _make_grower(self, trainer: Trainer, pl_module: LightningModule, path: str) -> Grower:
         module = submodule(pl_module, path)
@@ -166,7 +172,7 @@ class GrowerCallback(Callback):
             raise ValueError("several callbacks keep an average of the model, and only one can grow: use one of them")
         ema = averages[0] if averages else None
         self.grower = grower = Grower(module, optimizers, self.strategy, **{"ema": ema, **self.options})
-        self._path, self._watching = path, True
+        self._path, self._watching = path_of(grower.model, pl_module), True  # inside a compiled one
         if grower.ages:  # their state may be loaded already
             for optimizer in optimizers:
                 resume(optimizer)
@@ -182,13 +188,16 @@ class GrowerCallback(Callback):
             return
         calls.remove()
         self._calls = None
+        problem, self._problem = self._problem, None
         if calls.others:
             first, *others = [path or "the LightningModule itself" for path in [calls.paths[0], *calls.others]]
             raise ValueError(
                 f"training_step calls several modules itself, {first} and {', '.join(others)}, so it is not clear what "
                 f"should grow: choose with GrowerCallback(module={first!r}), with one callback for each that should "
                 "grow, or call self(x) in training_step (not self.forward(x)), where forward calls all of them"
-            )
+            ) from problem
+        if problem is not None:
+            raise problem
 
     # --- saving and loading ------------------------------------------------------------------------------
 
@@ -234,10 +243,13 @@ class GrowerCallback(Callback):
         if self._calls is not None:
             self._calls.remove()
             self._calls = None
+        self._saved = self._state()
+        self._release()
+
+    def _release(self) -> None:
         if self._watching and self.grower is not None:
-            self._saved = self._state()
             self.grower.detach(keep_ages=True)  # the optimizers' state may still be saved
-            self._watching = False
+        self._watching = False
 
     def _end(self) -> None:
         self._pause()
@@ -306,6 +318,11 @@ def submodule(pl_module: LightningModule, path: str) -> nn.Module:
     except AttributeError:
         names = ", ".join(repr(name) for name, _ in pl_module.named_children())
         raise ValueError(f"module={path!r}: {type(pl_module).__name__} has no such submodule; it has {names}") from None
+
+
+def path_of(module: nn.Module, pl_module: LightningModule) -> str:
+    paths: dict[int, str] = {id(each): path for path, each in pl_module.named_modules()}
+    return paths[id(module)]
 
 
 def optimizers_of(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
