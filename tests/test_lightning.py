@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import runpy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -332,6 +333,8 @@ def test_a_module_in_evaluation_mode_is_told() -> None:
 
 
 def test_a_compiled_module_grows_and_is_resumed(tmp_path: Path) -> None:
+    warnings.simplefilter("ignore")  # the compiler has its own
+
     def make() -> Inner:
         module = Inner()
         module.net = torch.compile(module.net, backend="eager")  # type: ignore[assignment]
@@ -635,3 +638,11 @@ def test_the_other_package_works_too(monkeypatch: pytest.MonkeyPatch) -> None:
     fitting = pl.Trainer(callbacks=callback, max_epochs=2, enable_checkpointing=False, **options)
     fitting.fit(Module(), data())
     assert callback.grower.widths == {"0": 12, "2": 12}
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    warnings.simplefilter("ignore")  # that the directory of checkpoints exists
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / "lightning_digits.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "the best: " in printed and "goes on: " in printed
