@@ -26,6 +26,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import neurogenesis as ng
@@ -345,6 +346,8 @@ def test_a_compiled_module_grows_and_is_resumed(tmp_path: Path) -> None:
     fitting.save_checkpoint(tmp_path / "last.ckpt")
     trainer(growing()).fit(fresh, data(), ckpt_path=tmp_path / "last.ckpt")
     assert sizes(fresh) == [12, 12, 2] and same(fresh.state_dict(), module.state_dict())
+    trainer(growing()).fit(plain := Inner(), data())
+    assert same(list(module.parameters()), list(plain.parameters()))
 
 
 class Frozen(Inner):
@@ -542,6 +545,29 @@ def test_an_average_of_the_weights_grows_too(first: bool, tmp_path: Path) -> Non
     assert sizes(whole) == sizes(Loading.load_from_checkpoint(tmp_path / "epoch=0.ckpt")) != [12, 12, 2]
 
 
+class OwnAverage(Loading):
+    """Keeps an average of its network itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.average.update_parameters(self.net)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.net.parameters(), lr=0.01)
+
+
+def test_an_average_inside_the_module_grows_too(tmp_path: Path) -> None:
+    whole, resumed = OwnAverage(), OwnAverage()
+    trainer(growing(every=3), checkpoints(tmp_path), path=tmp_path).fit(whole, data())
+    assert sizes(whole.average)[0] == whole.net[0].out_features > 6
+    trainer(growing(every=3)).fit(resumed, data(), ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert same(whole.state_dict(), resumed.state_dict())
+    assert same(whole.state_dict(), OwnAverage.load_from_checkpoint(tmp_path / "epoch=1.ckpt").state_dict())
+
+
 # --- loggers -------------------------------------------------------------------------------------------
 
 
@@ -563,6 +589,23 @@ def test_loggers_get_the_sizes(tmp_path: Path) -> None:
     assert logger.seen[-1][1]["widths/net.0"] == sizes(module)[0] > 6
     table = next(tmp_path.rglob("metrics.csv")).read_text().splitlines()
     assert "widths/net.0" in table[0]
+
+
+def test_what_forward_logs_is_logged_once_for_each_pass() -> None:
+    class Logging(Outer):
+        logged = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.log("norm", x.norm())
+            return self.net(x)
+
+        def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            self.logged += name == "norm"
+            super().log(name, value, *args, **kwargs)
+
+    module = Logging()
+    trainer(growing()).fit(module, data())
+    assert module.logged == 12 and sizes(module) == [12, 12, 2]
 
 
 # --- without the callback ------------------------------------------------------------------------------

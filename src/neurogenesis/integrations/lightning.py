@@ -126,7 +126,8 @@ class GrowerCallback(Callback):
             return
         if self._saved is not None:
             grower = self._make_grower(trainer, pl_module, self._path)
-            grower.load_state_dict(_on_device(self._saved, pl_module.device))
+            with _silent(pl_module):
+                grower.load_state_dict(_on_device(self._saved, pl_module.device))
         elif self.module is not None:
             self._make_grower(trainer, pl_module, self.module)
         else:
@@ -143,8 +144,11 @@ class GrowerCallback(Callback):
         if not self._logged and grower.layers:
             self._log(trainer, pl_module)
             self._logged = True
-        if grower.stepped and grower.step(_loss_again(trainer, pl_module, batch, batch_idx)):
-            self._log(trainer, pl_module)
+        if grower.stepped:
+            with _silent(pl_module):
+                events = grower.step(_loss_again(trainer, pl_module, batch, batch_idx))
+            if events:
+                self._log(trainer, pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end()
@@ -158,7 +162,10 @@ class GrowerCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         try:
-            self._make_grower(trainer, pl_module, path).join(*args, **kwargs)
+            grower = self._make_grower(trainer, pl_module, path)
+            if self._path == path:  # the one inside a compiled module is still to be called
+                with _silent(pl_module):
+                    grower.join(*args, **kwargs)
         except ValueError as error:  # the reason may be that the first module is only a part of the model
             self._problem = error
             self._release()
@@ -167,11 +174,15 @@ class GrowerCallback(Callback):
     def _make_grower(self, trainer: Trainer, pl_module: LightningModule, path: str) -> Grower:
         module = submodule(pl_module, path)
         optimizers = optimizers_of(module, trainer.optimizers)
-        averages = [average.get_submodule(path) for average in averages_of(trainer, pl_module)]
+        averages = [average.get_submodule(path) for average in averages_of(trainer)]
+        averages += [average.module for average in averages_in(pl_module, module).values()]
         if len(averages) > 1:
-            raise ValueError("several callbacks keep an average of the model, and only one can grow: use one of them")
+            raise ValueError(
+                f"the model has {len(averages)} averages, and only one can grow: keep one of them"
+            )
         ema = averages[0] if averages else None
-        self.grower = grower = Grower(module, optimizers, self.strategy, **{"ema": ema, **self.options})
+        with _silent(pl_module):
+            self.grower = grower = Grower(module, optimizers, self.strategy, **{"ema": ema, **self.options})
         self._path, self._watching = path_of(grower.model, pl_module), True  # inside a compiled one
         if grower.ages:  # their state may be loaded already
             for optimizer in optimizers:
@@ -223,14 +234,19 @@ class GrowerCallback(Callback):
         self._pause()
         optimizers = [] if stage == "fit" else optimizers_of(pl_module, trainer.optimizers)  # fit makes new ones
         self._sizes = _resize(pl_module, checkpoint, optimizers, known)
-        for average in averages_of(trainer, pl_module):
+        for average in averages_of(trainer):
             _resize(average, checkpoint, (), self._sizes)
         saved = (checkpoint.get(KEY) or {}).get("growers", {}).get(self._key)
         self._path = self._path if saved is None else saved["path"]
         self._saved = None if saved is None else saved["state"]
 
     def _known_sizes(self, pl_module: LightningModule) -> SavedSizes:
-        return SavedSizes.of(submodule(pl_module, self._path)).below(self._path)
+        module = submodule(pl_module, self._path)
+        sizes = SavedSizes.of(module)
+        result = sizes.below(self._path)
+        for path in averages_in(pl_module, module):
+            result = result.joined(sizes.below(f"{path}.module"))
+        return result
 
     def _state(self) -> dict[str, Any] | None:
         """The state of growth, if it has begun."""
@@ -332,12 +348,23 @@ def optimizers_of(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Op
     return [optimizer for optimizer, ids in zip(optimizers, held, strict=True) if not own.isdisjoint(ids)]
 
 
-def averages_of(trainer: Trainer, pl_module: LightningModule) -> list[nn.Module]:
-    """The averaged copies of a LightningModule that callbacks of its Trainer keep."""
+def averages_of(trainer: Trainer) -> list[nn.Module]:
+    """The averaged copies of its LightningModule that callbacks of a Trainer keep."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    kept = [value for callback in callbacks for value in vars(callback).values()]
-    models = [value.module if isinstance(value, AveragedModel) else value for value in kept]
-    return [model for model in models if type(model) is type(pl_module) and model is not pl_module]
+    kept = [(name, value) for callback in callbacks for name, value in vars(callback).items()]
+    wrapped = [value.module for _, value in kept if isinstance(value, AveragedModel)]
+    plain = [value for name, value in kept if name == "_average_model" and not isinstance(value, AveragedModel)]
+    module = trainer.lightning_module
+    return [average for average in (*wrapped, *plain) if type(average) is type(module)]
+
+
+def averages_in(pl_module: LightningModule, module: nn.Module) -> dict[str, AveragedModel]:
+    """The averages of one of its modules that a LightningModule has, by path."""
+    return {
+        path: average
+        for path, average in pl_module.named_modules()
+        if isinstance(average, AveragedModel) and type(average.module) is type(module) and module is not pl_module
+    }
 
 
 def _on_device(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -363,13 +390,15 @@ def _loss_again(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_
 @contextmanager
 def _silent(pl_module: LightningModule) -> Iterator[None]:
     """Nothing is logged inside."""
-    names = ("log", "log_dict")
-    vars(pl_module).update({name: lambda *args, **kwargs: None for name in names})
+    attributes, names = vars(pl_module), ("log", "log_dict")
+    before = {name: attributes[name] for name in names if name in attributes}
+    attributes.update({name: lambda *args, **kwargs: None for name in names})
     try:
         yield
     finally:
         for name in names:
-            del vars(pl_module)[name]
+            del attributes[name]
+        attributes.update(before)
 
 
 class _BeforeHook:
