@@ -19,7 +19,11 @@ APPLICATION = ("experiments", "report", "cli", "__main__.py")  # everything else
 LIBRARY_FILES = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] not in APPLICATION]
 APPLICATION_FILES = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] in APPLICATION]
 # What else is imported, only when it is used.
-OPTIONAL = {"integrations/checkpoints.py": {"safetensors"}, "integrations/lightning.py": {"lightning"}}
+OPTIONAL = {
+    "integrations/checkpoints.py": {"safetensors"},
+    "integrations/lightning.py": {"lightning"},
+    "integrations/lightning_module.py": {"lightning"},
+}
 
 
 def imported(source: str) -> set[str]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,18 +15,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
-from torch.utils._pytree import tree_map_only
 
 from ..growing.grower import Grower
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
 from ..structure.axes import named_tensors
 from ..structure.modes import ordinary_tensors
-from ..structure.tracing import restoring_attributes
 from ..surgery.ages import resume
 from .called import OutermostCalls
 from .checkpoints import KEY
+from .lightning_module import (
+    BeforeHook,
+    averages_in,
+    averages_of,
+    loss_again,
+    on_device,
+    optimizers_of,
+    path_of,
+    silent,
+    submodule,
+)
 from .sizes import SavedSizes
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -88,7 +94,7 @@ class GrowerCallback(Callback):
         self._saved: dict[str, Any] | None = None  # state of growth to continue from
         self._sizes = SavedSizes({}, {}, [])  # of the last checkpoint
         self._owner: Callable[[], LightningModule | None] = lambda: None  # the LightningModule of all this
-        self._hooks: list[_BeforeHook] = []
+        self._hooks: list[BeforeHook] = []
 
     @property
     def state_key(self) -> str:
@@ -109,8 +115,8 @@ class GrowerCallback(Callback):
         load = partial(self._before_loading, trainer, pl_module, stage)
         save = partial(self._before_saving, pl_module)
         self._hooks = [
-            _BeforeHook(pl_module, "on_load_checkpoint", load),
-            _BeforeHook(pl_module, "on_save_checkpoint", save),
+            BeforeHook(pl_module, "on_load_checkpoint", load),
+            BeforeHook(pl_module, "on_save_checkpoint", save),
         ]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -126,8 +132,8 @@ class GrowerCallback(Callback):
             return
         if self._saved is not None:
             grower = self._make_grower(trainer, pl_module, self._path)
-            with _silent(pl_module):
-                grower.load_state_dict(_on_device(self._saved, pl_module.device))
+            with silent(pl_module):
+                grower.load_state_dict(on_device(self._saved, pl_module.device))
         elif self.module is not None:
             self._make_grower(trainer, pl_module, self.module)
         else:
@@ -145,8 +151,8 @@ class GrowerCallback(Callback):
             self._log(trainer, pl_module)
             self._logged = True
         if grower.stepped:
-            with _silent(pl_module):
-                events = grower.step(_loss_again(trainer, pl_module, batch, batch_idx))
+            with silent(pl_module):
+                events = grower.step(loss_again(trainer, pl_module, batch, batch_idx))
             if events:
                 self._log(trainer, pl_module)
 
@@ -164,7 +170,7 @@ class GrowerCallback(Callback):
         try:
             grower = self._make_grower(trainer, pl_module, path)
             if self._path == path:  # the one inside a compiled module is still to be called
-                with _silent(pl_module):
+                with silent(pl_module):
                     grower.join(*args, **kwargs)
         except ValueError as error:  # the reason may be that the first module is only a part of the model
             self._problem = error
@@ -177,11 +183,9 @@ class GrowerCallback(Callback):
         averages = [average.get_submodule(path) for average in averages_of(trainer)]
         averages += [average.module for average in averages_in(pl_module, module).values()]
         if len(averages) > 1:
-            raise ValueError(
-                f"the model has {len(averages)} averages, and only one can grow: keep one of them"
-            )
+            raise ValueError(f"the model has {len(averages)} averages, and only one can grow: keep one of them")
         ema = averages[0] if averages else None
-        with _silent(pl_module):
+        with silent(pl_module):
             self.grower = grower = Grower(module, optimizers, self.strategy, **{"ema": ema, **self.options})
         self._path, self._watching = path_of(grower.model, pl_module), True  # inside a compiled one
         if grower.ages:  # their state may be loaded already
@@ -325,107 +329,3 @@ def _resize(
     with ordinary_tensors(), torch.no_grad():
         sizes.resize(module, shapes, optimizers)
     return sizes
-
-
-def submodule(pl_module: LightningModule, path: str) -> nn.Module:
-    """The submodule at a path; raises ValueError if there is none."""
-    try:
-        return pl_module.get_submodule(path)
-    except AttributeError:
-        names = ", ".join(repr(name) for name, _ in pl_module.named_children())
-        raise ValueError(f"module={path!r}: {type(pl_module).__name__} has no such submodule; it has {names}") from None
-
-
-def path_of(module: nn.Module, pl_module: LightningModule) -> str:
-    paths: dict[int, str] = {id(each): path for path, each in pl_module.named_modules()}
-    return paths[id(module)]
-
-
-def optimizers_of(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-    """The optimizers that hold parameters of a module."""
-    own = set(map(id, module.parameters()))
-    held = [{id(each) for group in optimizer.param_groups for each in group["params"]} for optimizer in optimizers]
-    return [optimizer for optimizer, ids in zip(optimizers, held, strict=True) if not own.isdisjoint(ids)]
-
-
-def averages_of(trainer: Trainer) -> list[nn.Module]:
-    """The averaged copies of its LightningModule that callbacks of a Trainer keep."""
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    kept = [(name, value) for callback in callbacks for name, value in vars(callback).items()]
-    wrapped = [value.module for _, value in kept if isinstance(value, AveragedModel)]
-    plain = [value for name, value in kept if name == "_average_model" and not isinstance(value, AveragedModel)]
-    module = trainer.lightning_module
-    return [average for average in (*wrapped, *plain) if type(average) is type(module)]
-
-
-def averages_in(pl_module: LightningModule, module: nn.Module) -> dict[str, AveragedModel]:
-    """The averages of one of its modules that a LightningModule has, by path."""
-    return {
-        path: average
-        for path, average in pl_module.named_modules()
-        if isinstance(average, AveragedModel) and type(average.module) is type(module) and module is not pl_module
-    }
-
-
-def _on_device(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """A state with all tensors on the model's device: Lightning reads checkpoints on the CPU."""
-    moved: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.to(device), state)
-    return moved
-
-
-def _loss_again(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> Callable[[], Any] | None:
-    """A function that returns the loss of a batch, for strategies that try neurons out; None where steps are manual."""
-    if not pl_module.automatic_optimization:
-        return None
-    arguments = (batch, batch_idx)[: len(inspect.signature(pl_module.training_step).parameters)]
-
-    def loss() -> Any:
-        with trainer.precision_plugin.train_step_context(), _silent(pl_module), restoring_attributes(pl_module):
-            output = pl_module.training_step(*arguments)
-        return output["loss"] if isinstance(output, Mapping) else output
-
-    return loss
-
-
-@contextmanager
-def _silent(pl_module: LightningModule) -> Iterator[None]:
-    """Nothing is logged inside."""
-    attributes, names = vars(pl_module), ("log", "log_dict")
-    before = {name: attributes[name] for name in names if name in attributes}
-    attributes.update({name: lambda *args, **kwargs: None for name in names})
-    try:
-        yield
-    finally:
-        for name in names:
-            del attributes[name]
-        attributes.update(before)
-
-
-class _BeforeHook:
-    """Calls a function before one hook of one LightningModule. Copies and pickles of the module have their own hook."""
-
-    def __init__(self, module: LightningModule, name: str, action: Callable[[dict[str, Any]], None]):
-        self.module, self.name, self.action = module, name, action
-        self.own: Any = getattr(module, name)
-        self.removed = False
-        setattr(module, name, self)
-
-    def __call__(self, checkpoint: dict[str, Any]) -> Any:
-        if not self.removed:
-            self.action(checkpoint)
-        return self.own(checkpoint)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return copy.deepcopy(self.own, memo)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self.module, self.name)
-
-    def remove(self) -> None:
-        """Restore what was there before, as soon as hooks added later are removed too."""
-        self.removed = True
-        attributes = vars(self.module)
-        while isinstance(present := attributes.get(self.name), _BeforeHook) and present.removed:
-            del attributes[self.name]
-            if getattr(self.module, self.name) != present.own:
-                attributes[self.name] = present.own
