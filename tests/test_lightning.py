@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -292,6 +293,15 @@ def test_modules_that_are_frozen_in_turn_grow() -> None:
     assert sizes(module) == [12, 8, 9, 1]
 
 
+def test_a_pass_of_a_frozen_module_trains_nothing() -> None:
+    model = Inner().net
+    grower = ng.Grower(model, torch.optim.Adam(model.parameters()), "gradmax")
+    model.requires_grad_(False)(torch.randn(4, 8))
+    assert grower.widths == {}
+    model.requires_grad_(True)(torch.randn(4, 8))
+    assert grower.widths == {"0": 6, "2": 6}
+
+
 def test_several_called_modules_are_a_question_to_the_user() -> None:
     with pytest.raises(ValueError, match=r"several modules itself, generator and critic.*GrowerCallback\(module="):
         trainer(growing()).fit(Adversarial(), data())
@@ -331,6 +341,17 @@ def test_a_module_in_evaluation_mode_is_told() -> None:
 
     with pytest.warns(UserWarning, match="called no module in training mode"):
         trainer(growing()).fit(Evaluated(), data())
+
+
+def test_a_module_that_is_compiled_as_a_whole_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="compile the network inside"):
+        trainer(growing()).fit(torch.compile(Inner(), backend="eager"), data())
+
+
+def test_a_model_that_is_wrapped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SingleDeviceStrategy, "_setup_model", lambda self, model: nn.DataParallel(model))
+    with pytest.raises(RuntimeError, match="wraps the model in DataParallel"):
+        trainer(growing()).fit(Inner(), data())
 
 
 def test_a_compiled_module_grows_and_is_resumed(tmp_path: Path) -> None:
@@ -488,6 +509,33 @@ def test_fitting_again_goes_on_and_another_module_starts_anew() -> None:
     assert sizes(other) == [6, 6, 2] and callback.grower.steps == 12
 
 
+def test_testing_another_module_leaves_growth_alone(tmp_path: Path) -> None:
+    module, callback = Loading(), growing()
+    fitting = trainer(callback)
+    fitting.fit(module, data())
+    fitting.save_checkpoint(tmp_path / "last.ckpt")
+    fitting.test(Inner(), data(2), ckpt_path=tmp_path / "last.ckpt", verbose=False)
+    fitting.test(Loading.load_from_checkpoint(tmp_path / "last.ckpt"), data(2), verbose=False)
+    assert callback.grower is not None and callback.grower.steps == 12
+    trainer(callback).fit(module, data())
+    assert callback.grower.steps == 24
+
+
+def test_a_checkpoint_from_before_the_first_batch_shrinks_the_model(tmp_path: Path) -> None:
+    module, fitting = Inner(), trainer(growing())
+    trainer(max_epochs=1).validate(module, data(1), verbose=False)
+    early = trainer(growing(), max_epochs=0)
+    early.fit(module, data())
+    early.save_checkpoint(tmp_path / "first.ckpt")
+    fitting.fit(module, data())
+    assert sizes(module) == [12, 12, 2]
+    fitting.test(module, data(2), ckpt_path=tmp_path / "first.ckpt", verbose=False)
+    assert sizes(module) == [6, 6, 2] and module.net[2].in_features == 6
+    assert same(module.state_dict(), Inner().state_dict())
+    fitting.save_checkpoint(tmp_path / "again.ckpt")
+    assert ng.load_state_dict(Inner(hidden=5), tmp_path / "again.ckpt") == {"net.0": 6, "net.2": 6}
+
+
 class Failing(Inner):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.global_step == 8:
@@ -592,20 +640,20 @@ def test_loggers_get_the_sizes(tmp_path: Path) -> None:
 
 
 def test_what_forward_logs_is_logged_once_for_each_pass() -> None:
-    class Logging(Outer):
-        logged = 0
+    logged = []
 
+    class Logging(Outer):
         def forward(self, x: Tensor) -> Tensor:
             self.log("norm", x.norm())
             return self.net(x)
 
         def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-            self.logged += name == "norm"
+            logged.append(name)
             super().log(name, value, *args, **kwargs)
 
     module = Logging()
     trainer(growing()).fit(module, data())
-    assert module.logged == 12 and sizes(module) == [12, 12, 2]
+    assert logged.count("norm") == logged.count("loss") == 12 and sizes(module) == [12, 12, 2]
 
 
 # --- without the callback ------------------------------------------------------------------------------

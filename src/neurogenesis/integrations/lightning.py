@@ -104,7 +104,8 @@ class GrowerCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._end()  # if the last run was interrupted
-        if self._owner() is not pl_module:
+        owner = self._owner()
+        if owner is not pl_module and (stage == "fit" or owner is None):
             self.grower, self._saved, self._path = None, None, self.module or ""
             self._sizes, self._owner = SavedSizes({}, {}, []), weakref.ref(pl_module)
         if stage == "fit" and trainer.world_size > 1:
@@ -124,6 +125,11 @@ class GrowerCallback(Callback):
             raise RuntimeError(
                 f"the Trainer wraps the model in {type(trainer.model).__name__}, which keeps its parameters as they "
                 "are: use a strategy for one device, such as Trainer(devices=1, strategy='auto')"
+            )
+        if getattr(pl_module, "_compiler_ctx", None) is not None:
+            raise RuntimeError(
+                "the LightningModule is compiled as a whole, with its training_step, so its passes cannot be watched: "
+                "compile the network inside it, as self.net = torch.compile(self.net)"
             )
         self._logged = False
 
@@ -221,10 +227,12 @@ class GrowerCallback(Callback):
         return "" if self.module is None else self.module
 
     def _before_saving(self, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._owner() is not pl_module:
+            return
         entry = checkpoint.setdefault(KEY, {"sizes": SavedSizes({}, {}, []).state(), "growers": {}})
         if self._key in entry["growers"]:
             return  # both the callback and the module are asked
-        sizes = self._known_sizes(pl_module)
+        sizes = known_sizes(pl_module, self._path)
         sizes = sizes if sizes.widths else self._sizes
         entry["sizes"] = SavedSizes.from_state(entry["sizes"]).joined(sizes).state()
         state = self._state()
@@ -234,23 +242,19 @@ class GrowerCallback(Callback):
     def _before_loading(
         self, trainer: Trainer, pl_module: LightningModule, stage: str, checkpoint: dict[str, Any]
     ) -> None:
-        known = self._known_sizes(pl_module)
+        if self._owner() is not pl_module:
+            return resize_to_checkpoint(pl_module, checkpoint)
         self._pause()
+        self._sizes = _sizes_in(checkpoint)
+        if not self._sizes.widths:  # it was saved before they were known
+            self._sizes = known_sizes(pl_module, self._path, _shapes_in(checkpoint))
         optimizers = [] if stage == "fit" else optimizers_of(pl_module, trainer.optimizers)  # fit makes new ones
-        self._sizes = _resize(pl_module, checkpoint, optimizers, known)
+        _resize(pl_module, checkpoint, self._sizes, optimizers)
         for average in averages_of(trainer):
-            _resize(average, checkpoint, (), self._sizes)
+            _resize(average, checkpoint, self._sizes)
         saved = (checkpoint.get(KEY) or {}).get("growers", {}).get(self._key)
         self._path = self._path if saved is None else saved["path"]
         self._saved = None if saved is None else saved["state"]
-
-    def _known_sizes(self, pl_module: LightningModule) -> SavedSizes:
-        module = submodule(pl_module, self._path)
-        sizes = SavedSizes.of(module)
-        result = sizes.below(self._path)
-        for path in averages_in(pl_module, module):
-            result = result.joined(sizes.below(f"{path}.module"))
-        return result
 
     def _state(self) -> dict[str, Any] | None:
         """The state of growth, if it has begun."""
@@ -300,25 +304,41 @@ def resize_to_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) ->
         >>> class Classifier(L.LightningModule):
         ...     on_load_checkpoint = resize_to_checkpoint
     """
-    _resize(module, checkpoint)
+    _resize(module, checkpoint, _sizes_in(checkpoint))
+
+
+def known_sizes(
+    pl_module: LightningModule, path: str, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> SavedSizes:
+    """The sizes of a submodule and of its averages, or those with other shapes; empty if its widths are not known."""
+    module = submodule(pl_module, path)
+    own = {name: f"{path}.{name}" if path else name for name in named_tensors(module)}
+    inner = None if shapes is None else {name: shapes[full] for name, full in own.items() if full in shapes}
+    sizes = SavedSizes.of(module, inner)
+    result = sizes.below(path)
+    for average in averages_in(pl_module, module):
+        result = result.joined(sizes.below(f"{average}.module"))
+    return result
+
+
+def _sizes_in(checkpoint: Mapping[str, Any]) -> SavedSizes:
+    entry = checkpoint.get(KEY)
+    return SavedSizes({}, {}, []) if entry is None else SavedSizes.from_state(entry["sizes"])
+
+
+def _shapes_in(checkpoint: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items() if isinstance(value, Tensor)}
 
 
 def _resize(
-    module: nn.Module,
-    checkpoint: Mapping[str, Any],
-    optimizers: Sequence[Optimizer] = (),
-    known: SavedSizes | None = None,
-) -> SavedSizes:
-    """Give a module the shapes in a checkpoint; returns the sizes that say what may differ."""
-    entry = checkpoint.get(KEY)
-    sizes = SavedSizes({}, {}, []) if entry is None else SavedSizes.from_state(entry["sizes"])
-    if not sizes.widths and known is not None:
-        sizes = known
-    state, tensors = checkpoint["state_dict"], named_tensors(module)
-    shapes = {name: tuple(state[name].shape) for name in tensors if isinstance(state.get(name), Tensor)}
+    module: nn.Module, checkpoint: Mapping[str, Any], sizes: SavedSizes, optimizers: Sequence[Optimizer] = ()
+) -> None:
+    """Give a module the shapes in a checkpoint; the sizes say what may differ."""
+    tensors = named_tensors(module)
+    shapes = {name: shape for name, shape in _shapes_in(checkpoint).items() if name in tensors}
     differing = [name for name, shape in shapes.items() if tensors[name].shape != shape]
     if not differing:
-        return sizes
+        return
     if not sizes.widths:
         name = differing[0]
         raise ValueError(
@@ -328,4 +348,3 @@ def _resize(
         )
     with ordinary_tensors(), torch.no_grad():
         sizes.resize(module, shapes, optimizers)
-    return sizes
