@@ -219,7 +219,20 @@ class Grower:
         self._taps.begin(call)
         self.buffer.add(call)
 
+    def join(self, *args: Any, **kwargs: Any) -> None:
+        """Watch a training pass that the model is about to run, from one of its own forward pre-hooks.
+
+        For a grower that is created in such a hook, since hooks which are added there are first called in the next
+        pass. Takes the arguments of the pass.
+        """
+        self._taps.enter(args, kwargs)
+
     # --- steps -------------------------------------------------------------------------------------------
+
+    @property
+    def stepped(self) -> bool:
+        """Whether an optimizer has stepped since the last call of `step`; not while gradients are accumulated."""
+        return self._stepped
 
     @property
     def widths(self) -> dict[str, int]:
@@ -257,7 +270,7 @@ class Grower:
         if self._layers is None:
             self._warn(
                 "the model has not run in training mode with gradients yet, so its widths are not known: call "
-                "model.train() before training, or pass example="
+                "model.train() before training, and the model itself rather than its parts or its forward()"
             )
             return []
         if not self._stepped and accumulating():
@@ -526,16 +539,20 @@ class Grower:
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
 
-    def detach(self) -> None:
+    def detach(self, *, keep_ages: bool = False) -> None:
         """Remove all hooks from the model and the optimizers. The model keeps its size.
 
         Young weights count as old from then on, so detach after training.
+
+        Args:
+            keep_ages: whether young weights remain young, with the hooks on the optimizers that they need, so that the
+                optimizers' state can still be saved or trained with.
         """
         self._taps.remove()
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self.ages:
+        if self.ages and not keep_ages:
             for optimizer in self.optimizers:
                 forget(optimizer)
 
