@@ -254,6 +254,18 @@ def test_checkpoints_have_the_sizes_and_load_anywhere(moved: tuple[Trainer, Path
     assert ng.load_state_dict(other, checkpoint) and same_parameters(model, other)
 
 
+def test_a_checkpoint_in_several_files_is_resumed(moved: tuple[Trainer, Path], tmp_path: Path) -> None:
+    whole, source = moved
+    checkpoint = tmp_path / "checkpoint-4"
+    shutil.copytree(source, checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    from_pretrained(BertForSequenceClassification, source).save_pretrained(checkpoint, max_shard_size="1KB")
+    assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
+    again = trainer_in(tmp_path, growing())
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert same_parameters(whole.model, again.model)
+
+
 def test_the_config_of_a_checkpoint_follows_widths_that_grow_together(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, callback := growing(tie=[MLPS], exclude=["*pooler*"]), max_steps=4)
     trainer.train()
@@ -525,7 +537,7 @@ def test_a_wide_layer_is_measured_on_twice_as_many_positions_as_neurons() -> Non
 
 @pytest.mark.parametrize("shape", [(10, 16), (10, 4, 4), (10, 1, 4, 4)])
 def test_items_that_are_flattened_are_one_sample_each(shape: tuple[int, ...]) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
     optimizer = torch.optim.Adam(model.parameters())
     grower = ng.Grower(model, optimizer, "north-random", buffer=32)
     for _ in range(5):

@@ -132,12 +132,11 @@ class GrowerCallback(TrainerCallback):
         name, output = f"checkpoint-{state.global_step}", Path(args.output_dir or ".")
         found = [each for each in (output / name, *output.glob(f"run-*/{name}")) if each.is_dir()]
         directory = max(found, key=lambda each: each.stat().st_mtime, default=output / name)  # of several trials
-        content = self.grower.state_dict()
+        model, content = self.grower.model, self.grower.state_dict()
         replace_file(directory / f"{KEY}.pt", lambda partial: torch.save(content, partial))
-        SavedSizes.of(self.grower.model).write(directory / f"{KEY}.json")
-        config = getattr(self.grower.model, "config", None)
-        if config is not None and update_config(self.grower.model):
-            config.save_pretrained(directory)
+        SavedSizes.of(model).write(directory / f"{KEY}.json")
+        if hasattr(model, "config") and update_config(model):
+            model.config.save_pretrained(directory)  # type: ignore[union-attr, operator]
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -163,9 +162,11 @@ class GrowerCallback(TrainerCallback):
         shapes = {name: value.shape for name, value in state.items() if isinstance(value, Tensor)}
         if all(shapes.get(name, value.shape) == value.shape for name, value in present.items()):
             return
-        directory = self._checkpoint_of(module, state)
-        sizes = None if directory is None else directory / f"{KEY}.json"
-        saved = SavedSizes.read(sizes) if sizes is not None and sizes.exists() else None
+        saved, whole = None, dict(state)
+        if (directory := self._checkpoint_of(module, state)) is not None:
+            whole |= _shapes_in(directory, saved_names(module))  # the state may be one of several files
+            sizes = directory / f"{KEY}.json"
+            saved = SavedSizes.read(sizes) if sizes.exists() else None
         example, tie = self.named.get("example"), self.named.get("tie", ())
         if example is not None and tie and self.grower is None:
             with torch.enable_grad():
@@ -173,7 +174,7 @@ class GrowerCallback(TrainerCallback):
         optimizers = None if self.grower is None or self.grower.model is not module else self.grower.optimizers
         try:
             with ordinary_tensors():
-                fit(module, state, saved, example, optimizers)
+                fit(module, whole, saved, example, optimizers)
         except ValueError as error:
             raise ValueError(
                 f"the checkpoint does not fit the model: {error}. If the checkpoint is not inside "
@@ -211,11 +212,11 @@ class GrowerCallback(TrainerCallback):
 
 
 def _contains(directory: Path, state: Mapping[str, Any], names: Mapping[str, str]) -> bool:
-    """Whether the weights in a directory are those of a state; all shapes and some of the tensors are compared.
+    """Whether a state comes from a directory: all shapes and some of the tensors are compared.
 
     Args:
         directory: the directory.
-        state: the state of a model.
+        state: the state of a model, or a part of it.
         names: names in the state by those in the directory, where they differ.
     """
     compared = 0
@@ -223,10 +224,21 @@ def _contains(directory: Path, state: Mapping[str, Any], names: Mapping[str, str
         with safe_open(file, "pt") as content:
             for name in content.keys():  # noqa: SIM118
                 own = state.get(names.get(name, name))
-                if own is None or list(own.shape) != content.get_slice(name).get_shape():
+                if own is None:
+                    continue
+                if list(own.shape) != content.get_slice(name).get_shape():
                     return False
-                if compared < _COMPARED:
-                    compared += 1
-                    if not torch.equal(content.get_tensor(name).to(own.dtype), own.detach().cpu()):
-                        return False
+                if compared < _COMPARED and not torch.equal(content.get_tensor(name).to(own.dtype), own.cpu()):
+                    return False
+                compared += 1
     return compared > 0
+
+
+def _shapes_in(directory: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
+    """Tensors without memory that have the names and shapes of those in a directory."""
+    found = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        with safe_open(file, "pt") as content:
+            for name in content.keys():  # noqa: SIM118
+                found[names.get(name, name)] = torch.empty(content.get_slice(name).get_shape(), device="meta")
+    return found
