@@ -44,6 +44,7 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
     ViTModel,
+    set_seed,
 )
 
 from neurogenesis.integrations.accelerate import register_for_checkpointing
@@ -146,6 +147,41 @@ def test_resumed_training_is_that_of_one_without_a_break(strategy: str, tmp_path
     events = [(event.step, event.width, event.after) for event in callback.grower.history]
     assert [(event.step, event.width, event.after) for event in resumed.grower.history] == events
     assert resumed.grower.steps == whole.state.global_step
+
+
+def test_a_trainer_goes_back_to_its_own_checkpoint(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, callback := growing())
+    for parameter in trainer.model.bert.embeddings.parameters():
+        parameter.requires_grad_(False)  # the same in every checkpoint
+    trainer.train()
+    assert callback.grower is not None
+    before, sizes = copy.deepcopy(trainer.model), callback.grower.widths
+    set_seed(trainer.args.seed)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert same_parameters(before, trainer.model) and callback.grower.widths == sizes
+
+
+class Classifier(nn.Module):
+    """A model that is not of Transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.hidden, self.head = nn.Embedding(20, 4), nn.Linear(24, 5), nn.Linear(5, 2)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.hidden(self.embedding(input_ids).flatten(1)).tanh())
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_any_model_that_the_trainer_takes_is_resumed(tmp_path: Path) -> None:
+    def start() -> Trainer:
+        torch.manual_seed(0)
+        return trainer_in(tmp_path, growing(buffer=16), Classifier())
+
+    whole, again = start(), start()
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert same_parameters(whole.model, again.model) and again.model.hidden.out_features > 5
 
 
 def test_accumulated_gradients_in_bfloat16_count_as_one_step_and_resume(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,6 @@ from .pretrained import from_pretrained, save_pretrained, saved_names, update_co
 from .sizes import SavedSizes
 
 __all__ = ["GrowerCallback", "from_pretrained", "save_pretrained", "update_config"]
-
-_COMPARED = 8  # tensors by which a checkpoint is recognized
 
 
 class GrowerCallback(TrainerCallback):
@@ -94,6 +92,7 @@ class GrowerCallback(TrainerCallback):
         """Create the grower and, if training resumes, load its state."""
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         if self.grower is not None:
+            self.grower.ages = False  # the ages in the optimizer may be those of a checkpoint: keep them
             self.grower.detach()
         self.grower = None
         saved = self._saved_state(model, state.global_step) if state.global_step else None
@@ -162,11 +161,9 @@ class GrowerCallback(TrainerCallback):
         shapes = {name: value.shape for name, value in state.items() if isinstance(value, Tensor)}
         if all(shapes.get(name, value.shape) == value.shape for name, value in present.items()):
             return
-        saved, whole = None, dict(state)
-        if (directory := self._checkpoint_of(module, state)) is not None:
-            whole |= _shapes_in(directory, saved_names(module))  # the state may be one of several files
-            sizes = directory / f"{KEY}.json"
-            saved = SavedSizes.read(sizes) if sizes.exists() else None
+        directory = self._checkpoint_of(module, state)
+        sizes = None if directory is None else directory / f"{KEY}.json"
+        saved = SavedSizes.read(sizes) if sizes is not None and sizes.exists() else None
         example, tie = self.named.get("example"), self.named.get("tie", ())
         if example is not None and tie and self.grower is None:
             with torch.enable_grad():
@@ -174,7 +171,7 @@ class GrowerCallback(TrainerCallback):
         optimizers = None if self.grower is None or self.grower.model is not module else self.grower.optimizers
         try:
             with ordinary_tensors():
-                fit(module, whole, saved, example, optimizers)
+                fit(module, state, saved, example, optimizers)
         except ValueError as error:
             raise ValueError(
                 f"the checkpoint does not fit the model: {error}. If the checkpoint is not inside "
@@ -183,7 +180,7 @@ class GrowerCallback(TrainerCallback):
 
     def _saved_state(self, model: nn.Module, step: int) -> Any:
         """The state of the grower in the checkpoint that the Trainer has just loaded."""
-        directory = self._checkpoint_of(model, model.state_dict())
+        directory = self._checkpoint_of(model, model.state_dict(), step)
         if directory is None:
             raise ValueError(
                 f"training resumes at step {step}, but no checkpoint with the model's weights is inside "
@@ -195,24 +192,27 @@ class GrowerCallback(TrainerCallback):
             return None
         return torch.load(file, map_location="cpu", weights_only=True)
 
-    def _checkpoint_of(self, model: nn.Module, state: Mapping[str, Any]) -> Path | None:
+    def _checkpoint_of(self, model: nn.Module, state: Mapping[str, Any], step: int | None = None) -> Path | None:
         """The directory that has these weights; the events of a Trainer do not tell from where it loads."""
         names = saved_names(model)
-        return next((each for each in self._directories() if _contains(each, state, names)), None)
+        found = sorted(self._directories(), key=lambda each: each.name != f"checkpoint-{step}")
+        return next((each for each in found if _contains(each, state, names)), None)
 
-    def _directories(self) -> Iterator[Path]:
+    def _directories(self) -> list[Path]:
+        """Where checkpoints may be, the newest first."""
         if self.resume_from is not None:
             if not Path(self.resume_from).is_dir():
                 raise FileNotFoundError(f"resume_from: {self.resume_from} is not a directory")
-            yield Path(self.resume_from)
-            return
-        for place in self._places:
-            found = [place, *place.glob("checkpoint-*"), *place.glob("run-*/checkpoint-*")]
-            yield from sorted(filter(Path.is_dir, found), key=lambda each: each.stat().st_mtime, reverse=True)
+            return [Path(self.resume_from)]
+        found = [each for place in self._places for each in (place, *place.glob("checkpoint-*"))]
+        found += [each for place in self._places for each in place.glob("run-*/checkpoint-*")]
+        return sorted(filter(Path.is_dir, found), key=lambda each: each.stat().st_mtime, reverse=True)
 
 
 def _contains(directory: Path, state: Mapping[str, Any], names: Mapping[str, str]) -> bool:
-    """Whether a state comes from a directory: all shapes and some of the tensors are compared.
+    """Whether a state comes from a directory.
+
+    All tensors are compared: those of frozen layers are the same in every checkpoint.
 
     Args:
         directory: the directory.
@@ -228,17 +228,7 @@ def _contains(directory: Path, state: Mapping[str, Any], names: Mapping[str, str
                     continue
                 if list(own.shape) != content.get_slice(name).get_shape():
                     return False
-                if compared < _COMPARED and not torch.equal(content.get_tensor(name).to(own.dtype), own.cpu()):
+                if not torch.equal(content.get_tensor(name).to(own.dtype), own.cpu()):
                     return False
                 compared += 1
     return compared > 0
-
-
-def _shapes_in(directory: Path, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Tensors without memory that have the names and shapes of those in a directory."""
-    found = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, "pt") as content:
-            for name in content.keys():  # noqa: SIM118
-                found[names.get(name, name)] = torch.empty(content.get_slice(name).get_shape(), device="meta")
-    return found

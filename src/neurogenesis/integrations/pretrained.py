@@ -120,8 +120,11 @@ def _layers_differ(built: Shapes, wanted: Shapes) -> bool:
 
 def saved_names(model: Any) -> dict[str, str]:
     """The model's own names of tensors by those in files, which are older ones for some models."""
+    from transformers import PreTrainedModel
     from transformers.core_model_loading import revert_weight_conversion
 
+    if not isinstance(model, PreTrainedModel):
+        return {}
     own = {value.data_ptr(): name for name, value in model.state_dict().items() if value.numel()}
     saved = revert_weight_conversion(model, dict(model.state_dict()))
     return {name: own[value.data_ptr()] for name, value in saved.items() if value.data_ptr() in own}
