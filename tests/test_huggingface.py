@@ -44,6 +44,7 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
     ViTModel,
+    set_seed,
 )
 
 from neurogenesis.integrations.accelerate import register_for_checkpointing
@@ -146,6 +147,41 @@ def test_resumed_training_is_that_of_one_without_a_break(strategy: str, tmp_path
     events = [(event.step, event.width, event.after) for event in callback.grower.history]
     assert [(event.step, event.width, event.after) for event in resumed.grower.history] == events
     assert resumed.grower.steps == whole.state.global_step
+
+
+def test_a_trainer_goes_back_to_its_own_checkpoint(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, callback := growing())
+    for parameter in trainer.model.bert.embeddings.parameters():
+        parameter.requires_grad_(False)  # the same in every checkpoint
+    trainer.train()
+    assert callback.grower is not None
+    before, sizes = copy.deepcopy(trainer.model), callback.grower.widths
+    set_seed(trainer.args.seed)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert same_parameters(before, trainer.model) and callback.grower.widths == sizes
+
+
+class Classifier(nn.Module):
+    """A model that is not of Transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.hidden, self.head = nn.Embedding(20, 4), nn.Linear(24, 5), nn.Linear(5, 2)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.hidden(self.embedding(input_ids).flatten(1)).tanh())
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_any_model_that_the_trainer_takes_is_resumed(tmp_path: Path) -> None:
+    def start() -> Trainer:
+        torch.manual_seed(0)
+        return trainer_in(tmp_path, growing(buffer=16), Classifier())
+
+    whole, again = start(), start()
+    whole.train()
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert same_parameters(whole.model, again.model) and again.model.hidden.out_features > 5
 
 
 def test_accumulated_gradients_in_bfloat16_count_as_one_step_and_resume(tmp_path: Path) -> None:
@@ -252,6 +288,18 @@ def test_checkpoints_have_the_sizes_and_load_anywhere(moved: tuple[Trainer, Path
     assert sizes[name] == model.get_submodule(name).out_features > 12
     other = bert(1)
     assert ng.load_state_dict(other, checkpoint) and same_parameters(model, other)
+
+
+def test_a_checkpoint_in_several_files_is_resumed(moved: tuple[Trainer, Path], tmp_path: Path) -> None:
+    whole, source = moved
+    checkpoint = tmp_path / "checkpoint-4"
+    shutil.copytree(source, checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    from_pretrained(BertForSequenceClassification, source).save_pretrained(checkpoint, max_shard_size="1KB")
+    assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
+    again = trainer_in(tmp_path, growing())
+    again.train(resume_from_checkpoint=str(checkpoint))
+    assert same_parameters(whole.model, again.model)
 
 
 def test_the_config_of_a_checkpoint_follows_widths_that_grow_together(tmp_path: Path) -> None:
@@ -525,7 +573,7 @@ def test_a_wide_layer_is_measured_on_twice_as_many_positions_as_neurons() -> Non
 
 @pytest.mark.parametrize("shape", [(10, 16), (10, 4, 4), (10, 1, 4, 4)])
 def test_items_that_are_flattened_are_one_sample_each(shape: tuple[int, ...]) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
     optimizer = torch.optim.Adam(model.parameters())
     grower = ng.Grower(model, optimizer, "north-random", buffer=32)
     for _ in range(5):

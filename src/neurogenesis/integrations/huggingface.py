@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,6 @@ from .pretrained import from_pretrained, save_pretrained, saved_names, update_co
 from .sizes import SavedSizes
 
 __all__ = ["GrowerCallback", "from_pretrained", "save_pretrained", "update_config"]
-
-_COMPARED = 8  # tensors by which a checkpoint is recognized
 
 
 class GrowerCallback(TrainerCallback):  # type: ignore[misc]
@@ -94,6 +92,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         """Create the grower and, if training resumes, load its state."""
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         if self.grower is not None:
+            self.grower.ages = False  # the ages in the optimizer may be those of a checkpoint: keep them
             self.grower.detach()
         self.grower = None
         saved = self._saved_state(model, state.global_step) if state.global_step else None
@@ -132,12 +131,11 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         name, output = f"checkpoint-{state.global_step}", Path(args.output_dir or ".")
         found = [each for each in (output / name, *output.glob(f"run-*/{name}")) if each.is_dir()]
         directory = max(found, key=lambda each: each.stat().st_mtime, default=output / name)  # of several trials
-        content = self.grower.state_dict()
+        model, content = self.grower.model, self.grower.state_dict()
         replace_file(directory / f"{KEY}.pt", lambda partial: torch.save(content, partial))
-        SavedSizes.of(self.grower.model).write(directory / f"{KEY}.json")
-        config = getattr(self.grower.model, "config", None)
-        if config is not None and update_config(self.grower.model):
-            config.save_pretrained(directory)
+        SavedSizes.of(model).write(directory / f"{KEY}.json")
+        if hasattr(model, "config") and update_config(model):
+            model.config.save_pretrained(directory)  # type: ignore[union-attr, operator]
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -182,7 +180,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
 
     def _saved_state(self, model: nn.Module, step: int) -> Any:
         """The state of the grower in the checkpoint that the Trainer has just loaded."""
-        directory = self._checkpoint_of(model, model.state_dict())
+        directory = self._checkpoint_of(model, model.state_dict(), step)
         if directory is None:
             raise ValueError(
                 f"training resumes at step {step}, but no checkpoint with the model's weights is inside "
@@ -194,28 +192,31 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
             return None
         return torch.load(file, map_location="cpu", weights_only=True)
 
-    def _checkpoint_of(self, model: nn.Module, state: Mapping[str, Any]) -> Path | None:
+    def _checkpoint_of(self, model: nn.Module, state: Mapping[str, Any], step: int | None = None) -> Path | None:
         """The directory that has these weights; the events of a Trainer do not tell from where it loads."""
         names = saved_names(model)
-        return next((each for each in self._directories() if _contains(each, state, names)), None)
+        found = sorted(self._directories(), key=lambda each: each.name != f"checkpoint-{step}")
+        return next((each for each in found if _contains(each, state, names)), None)
 
-    def _directories(self) -> Iterator[Path]:
+    def _directories(self) -> list[Path]:
+        """Where checkpoints may be, the newest first."""
         if self.resume_from is not None:
             if not Path(self.resume_from).is_dir():
                 raise FileNotFoundError(f"resume_from: {self.resume_from} is not a directory")
-            yield Path(self.resume_from)
-            return
-        for place in self._places:
-            found = [place, *place.glob("checkpoint-*"), *place.glob("run-*/checkpoint-*")]
-            yield from sorted(filter(Path.is_dir, found), key=lambda each: each.stat().st_mtime, reverse=True)
+            return [Path(self.resume_from)]
+        found = [each for place in self._places for each in (place, *place.glob("checkpoint-*"))]
+        found += [each for place in self._places for each in place.glob("run-*/checkpoint-*")]
+        return sorted(filter(Path.is_dir, found), key=lambda each: each.stat().st_mtime, reverse=True)
 
 
 def _contains(directory: Path, state: Mapping[str, Any], names: Mapping[str, str]) -> bool:
-    """Whether the weights in a directory are those of a state; all shapes and some of the tensors are compared.
+    """Whether a state comes from a directory.
+
+    All tensors are compared: those of frozen layers are the same in every checkpoint.
 
     Args:
         directory: the directory.
-        state: the state of a model.
+        state: the state of a model, or a part of it.
         names: names in the state by those in the directory, where they differ.
     """
     compared = 0
@@ -223,10 +224,11 @@ def _contains(directory: Path, state: Mapping[str, Any], names: Mapping[str, str
         with safe_open(file, "pt") as content:
             for name in content.keys():  # noqa: SIM118
                 own = state.get(names.get(name, name))
-                if own is None or list(own.shape) != content.get_slice(name).get_shape():
+                if own is None:
+                    continue
+                if list(own.shape) != content.get_slice(name).get_shape():
                     return False
-                if compared < _COMPARED:
-                    compared += 1
-                    if not torch.equal(content.get_tensor(name).to(own.dtype), own.detach().cpu()):
-                        return False
+                if not torch.equal(content.get_tensor(name).to(own.dtype), own.cpu()):
+                    return False
+                compared += 1
     return compared > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -94,6 +95,8 @@ def update_config(model: Any) -> bool:
     """
     wanted = _shapes(model)
     config, differing = copy.deepcopy(model.config), _differing(model, model.config, wanted)
+    if _layers_differ(differing, wanted):
+        return False
     found: list[tuple[tuple[str, ...], str, int]] = []
     while differing:
         better = next(_improvements(model, config, wanted, differing), None)
@@ -107,10 +110,21 @@ def update_config(model: Any) -> bool:
     return True
 
 
+def _layers_differ(built: Shapes, wanted: Shapes) -> bool:
+    """Whether tensors of several layers that a config builds alike, except for the layers' numbers, should differ."""
+    shapes: dict[tuple[str, tuple[int, ...]], set[tuple[int, ...]]] = {}
+    for name, shape in built.items():
+        shapes.setdefault((re.sub(r"\d+", "*", name), shape), set()).add(wanted.get(name, ()))
+    return any(len(each) > 1 for each in shapes.values())
+
+
 def saved_names(model: Any) -> dict[str, str]:
     """The model's own names of tensors by those in files, which are older ones for some models."""
+    from transformers import PreTrainedModel
     from transformers.core_model_loading import revert_weight_conversion
 
+    if not isinstance(model, PreTrainedModel):
+        return {}
     own = {value.data_ptr(): name for name, value in model.state_dict().items() if value.numel()}
     saved = revert_weight_conversion(model, dict(model.state_dict()))
     return {name: own[value.data_ptr()] for name, value in saved.items() if value.data_ptr() in own}
