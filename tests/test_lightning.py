@@ -296,7 +296,7 @@ def test_modules_that_are_frozen_in_turn_grow() -> None:
 
 def test_a_pass_of_a_frozen_module_trains_nothing() -> None:
     model = Inner().net
-    grower = ng.Grower(model, torch.optim.Adam(model.parameters()), "gradmax")
+    grower = ng.Grower(model, torch.optim.Adam(model.parameters()), "north-random")
     model.requires_grad_(False)(torch.randn(4, 8))
     assert grower.widths == {}
     model.requires_grad_(True)(torch.randn(4, 8))
