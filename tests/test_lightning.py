@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
     OnExceptionCheckpoint,
+    StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -295,7 +296,7 @@ def test_modules_that_are_frozen_in_turn_grow() -> None:
 
 def test_a_pass_of_a_frozen_module_trains_nothing() -> None:
     model = Inner().net
-    grower = ng.Grower(model, torch.optim.Adam(model.parameters()), "gradmax")
+    grower = ng.Grower(model, torch.optim.Adam(model.parameters()), "north-random")
     model.requires_grad_(False)(torch.randn(4, 8))
     assert grower.widths == {}
     model.requires_grad_(True)(torch.randn(4, 8))
@@ -425,13 +426,26 @@ def test_a_strategy_that_evaluates_the_loss_again_gets_it() -> None:
 # --- checkpoints ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [Inner, Outer, Scheduled, Manual])
-def test_resumed_training_is_that_of_an_uninterrupted_run(make: Callable[[], Inner], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (Inner, {}),
+        (Inner, {"precision": "bf16-mixed"}),
+        (Inner, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}),
+        (Outer, {}),
+        (Scheduled, {}),
+        (Manual, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_resumed_training_is_that_of_an_uninterrupted_run(
+    make: Callable[[], Inner], options: dict[str, Any], tmp_path: Path
+) -> None:
     whole, callback = make(), growing(every=3)
-    first = trainer(callback, checkpoints(tmp_path), path=tmp_path, max_epochs=2 if make is Scheduled else 3)
+    first = trainer(callback, checkpoints(tmp_path), path=tmp_path, **options)
     first.fit(whole, data())
     resumed, again = make(), growing(every=3)
-    second = trainer(again, max_epochs=2 if make is Scheduled else 3)
+    second = trainer(again, **options)
     second.fit(resumed, data(), ckpt_path=tmp_path / "epoch=0.ckpt")
     early = torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)["state_dict"]
     assert len(early["net.0.weight"]) > 6
@@ -591,6 +605,12 @@ def test_an_average_of_the_weights_grows_too(first: bool, tmp_path: Path) -> Non
     fitting = trainer(*averaged)
     fitting.test(whole, data(2), ckpt_path=tmp_path / "epoch=0.ckpt", verbose=False)
     assert sizes(whole) == sizes(Loading.load_from_checkpoint(tmp_path / "epoch=0.ckpt")) != [12, 12, 2]
+
+
+def test_the_average_of_the_last_epochs_grows_too() -> None:
+    module, callback = Inner(), growing()
+    trainer(callback, StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1), max_epochs=3).fit(module, data())
+    assert sizes(module) == [12, 12, 2] and all(each.isfinite().all() for each in module.parameters())
 
 
 class OwnAverage(Loading):
