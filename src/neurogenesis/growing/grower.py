@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from ..candidates.losses import loss_with
+from ..defaults import MAX_INTERVAL
 from ..history import Event, History, Observation
 from ..initializations import Neurons
 from ..layer import Layer, StepContext
@@ -142,7 +143,9 @@ class Grower:
         self._measured: set[str] = set()  # layers whose activations have been measured
         self._handles: list[Any] = []
         keep_inputs = not self.strategy.uses.isdisjoint({"activations", "trials"})
-        self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs)
+        self._taps = Taps(
+            self.model, self.buffer, self._attach, keep_inputs, wrapper=None if model is self.model else model
+        )
         try:
             for each in self.optimizers:
                 self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
@@ -178,7 +181,7 @@ class Grower:
         watched = [seen for layer in layers if layer.bridge is not None for seen in layer.all_seen]
         self._taps.watch(watched, norms="gradients" in self.strategy.uses)
         self._check_budget()
-        self._taps.want(self._next_looks())
+        self._prepare_passes()
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
         """Add a batch of inputs to the buffer, so that widths can be measured from the first gradient step.
@@ -205,6 +208,14 @@ class Grower:
     def layers(self) -> list[Layer]:
         """Layers of the watched widths, as triggers and initializations see them."""
         return list(self._layers or ())
+
+    @property
+    def eager(self) -> bool:
+        """Whether the training passes of the next gradient step run uncompiled, in a model that is compiled.
+
+        They do if the grower looks at them, and soon after growth.
+        """
+        return self._taps.eager
 
     def step(self, closure: Callable[[], Any] | None = None) -> list[Event]:
         """Look at the widths that are due after a gradient step, and grow them if the trigger asks for it.
@@ -244,9 +255,15 @@ class Grower:
             if due := [layer for layer in self._layers if layer.name in names]:
                 events = self._look(due, closure)
         taps.clear_records()
-        taps.want(self._next_looks())
+        self._prepare_passes()
         self.buffer.clear_activations()
         return events
+
+    def _prepare_passes(self) -> None:
+        """Record what the next look needs; a model that has just grown runs uncompiled, as it may grow again soon."""
+        events = self.history.events
+        grown = bool(events) and self.steps - events[-1].step < MAX_INTERVAL
+        self._taps.want(self._next_looks(), eagerly=grown)
 
     def _next_looks(self) -> frozenset[str]:
         """Names of the widths to look at after the next gradient step."""
@@ -459,7 +476,7 @@ class Grower:
         self.steps = state["steps"]
         self._taps.clear_records()
         self._check_budget()
-        self._taps.want(self._next_looks())
+        self._prepare_passes()
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
         self.buffer.calls[:] = calls
         self.buffer.clear_activations()

@@ -55,6 +55,12 @@ class Call:
         args, kwargs = tree_map_only(Tensor, Tensor.clone, (self.args, self.kwargs))
         return Call.from_parts(args, kwargs, self.autocast)
 
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Call:
+        """The same call with other tensors."""
+        given = iter(tensors)
+        args, kwargs = tree_map_only(Tensor, lambda _: next(given), (self.args, self.kwargs))
+        return Call.from_parts(args, kwargs, self.autocast)
+
     @property
     def intact(self) -> bool:
         """Whether the arguments have not been modified in place since the call was recorded."""

@@ -27,6 +27,7 @@ from ..structure.widths import Width, last_widths, widths
 from .ages import add_hooks, release_memory
 from .operations import Operation, ResizeTensor, SetAttribute
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
+from .recompiling import renew_recompile_limits
 
 # New values by parameter name, stacked along the axis that grows; other parameters get their defaults. If a parameter
 # grows along two axes of the same width, use keys of name and axis.
@@ -156,6 +157,8 @@ class Surgery:
             if self.ages and self._grown:
                 for each in self.optimizers:
                     add_hooks(each)
+            if self._applied:
+                renew_recompile_limits()
         self._applied.clear()
 
 
@@ -338,8 +341,9 @@ def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit], added
         raise ValueError(f"{name} has a sparse gradient: call optimizer.step() and zero_grad() first")
     if weakref.getweakrefs(tensor):
         raise RuntimeError(
-            f"{name} cannot be resized while there is a weak reference to it, such as from an exported "
-            "program: delete that first"
+            f"{name} cannot be resized while there is a weak reference to it, such as from an exported program: delete "
+            "that first; if it is from torch.compile with a backend function of your own, set "
+            "torch._dynamo.config.invalidate_compile_context_weakrefs = True before the first call"
         )
 
 
