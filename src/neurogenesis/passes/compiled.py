@@ -1,8 +1,8 @@
 """Training passes of a model that `torch.compile` runs.
 
-A pass that is looked at runs eagerly: hooks on its modules would break the graph, and every size of the model would need
-graphs of its own for them. All other passes run compiled. The hook before them becomes part of the graph, as an operation
-that notes the pass, so it breaks no graph either.
+A pass that is looked at runs eagerly: hooks on its modules would break the graph, and every size of the model would
+need graphs of its own for them. All other passes run compiled. The hook before them becomes part of the graph, as an
+operation that notes the pass, so it breaks no graph either.
 """
 
 from __future__ import annotations
@@ -10,19 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .replay import Hook
-
-_WHY_EAGER = (
-    "the grower looks at this training pass, which therefore cannot be part of a graph: pass the compiled model to Grower, "
-    "as in Grower(torch.compile(model), optimizer), or, if a function around the model is compiled with fullgraph=True, "
-    "call that function uncompiled while grower.eager"
-)
+from .replay import NOT_IN_GRAPHS, Hook
 
 
 class Observer(Protocol):
@@ -85,36 +79,61 @@ class EagerPasses:
 
     def __init__(self, model: nn.Module, wrapper: nn.Module | None = None):
         self._model = model
-        # Both attributes are left out of pickles and copies by torch.
+        # Torch leaves both attributes out of pickles and copies.
         self._places = [(model, "_compiled_call_impl")] if wrapper is None else [(wrapper, "forward")]
         if wrapper is not None and model._compiled_call_impl is not None:
             self._places.append((model, "_compiled_call_impl"))
-        self._gates: list[tuple[nn.Module, str, Callable[..., Any], Any]] = []
+        self._gates: list[Gate] = []
 
     def switch(self, eager: bool) -> None:
         """Run the next training passes eagerly, or as the user has it."""
-        if not eager:
-            self._open()
-        elif not self._gates or any(vars(module).get(name) is not gate for module, name, gate, _ in self._gates):
-            self._open()
-            for module, name in self._places:
-                usual = vars(module).get(name)
-                gate = _gate(self._model, usual or self._model._call_impl)
-                vars(module)[name] = gate
-                self._gates.append((module, name, gate, usual))
+        if eager and self._gates and all(gate.closed for gate in self._gates):
+            return
+        while self._gates:
+            self._gates.pop().open()
+        if eager:
+            self._gates = [Gate(self._model, *place) for place in self._places]
 
-    def _open(self) -> None:
-        for module, name, gate, usual in self._gates:
-            if vars(module).get(name) is gate:  # else the user has called model.compile() since
-                del vars(module)[name]
-                if usual is not None:
-                    vars(module)[name] = usual
-        self._gates.clear()
+    @property
+    def bypassed(self) -> bool:
+        """Whether the model was compiled while its training passes are to run eagerly."""
+        return any(gate.bypassed for gate in self._gates)
 
 
-def _gate(model: nn.Module, usual: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls a model eagerly in training passes and as usual in others."""
-    eagerly = torch.compiler.disable(model._call_impl, reason=_WHY_EAGER)
+class Gate:
+    """Stands in for the attribute by which torch calls a model: training passes run eagerly, others as usual."""
+
+    def __init__(self, model: nn.Module, module: nn.Module, name: str):
+        self._attributes, self._name = vars(module), name
+        present = self._attributes.get(name)
+        self._usual = (
+            present if present is None else _USUAL.get(present, present)
+        )  # another grower may watch the model, too
+        self._call = _eager_in_training(model, self._usual or model._call_impl)
+        _USUAL[self._call] = self._usual
+        self._attributes[name] = self._call
+
+    @property
+    def closed(self) -> bool:
+        return self._attributes.get(self._name) is self._call
+
+    @property
+    def bypassed(self) -> bool:
+        present = self._attributes.get(self._name)
+        return present is not None and present not in _USUAL
+
+    def open(self) -> None:
+        if self.closed:
+            del self._attributes[self._name]
+            if self._usual is not None:
+                self._attributes[self._name] = self._usual
+
+
+_USUAL: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # what each gate replaces, by its call
+
+
+def _eager_in_training(model: nn.Module, usual: Callable[..., Any]) -> Callable[..., Any]:
+    eagerly = torch.compiler.disable(model._call_impl, reason=NOT_IN_GRAPHS)  # type: ignore[no-untyped-call]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         train = model.training and torch.is_grad_enabled()

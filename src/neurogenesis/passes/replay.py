@@ -183,13 +183,20 @@ def _seed(devices: Iterable[torch.device], seed: int) -> None:
         torch.manual_seed(seed)
 
 
+NOT_IN_GRAPHS = (
+    "the grower looks at this training pass, which therefore cannot be part of a graph: call model.compile() before "
+    "Grower(model, optimizer), or pass the compiled model, as in Grower(torch.compile(model), optimizer); if a "
+    "function around the model is compiled with fullgraph=True, call that function uncompiled while grower.eager"
+)
+
+
 class Hook:
     """A hook that does nothing in copies and pickles of its module."""
 
     def __init__(self, action: Callable[..., Any] | None = None):
         self.action = action
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason=NOT_IN_GRAPHS)  # type: ignore[no-untyped-call,untyped-decorator]
     def __call__(self, *args: Any) -> Any:
         return None if self.action is None else self.action(*args)
 

@@ -144,6 +144,8 @@ class Taps:
             return
         if torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes a pass inside the backward pass
+        if self._eager_passes.bypassed:
+            raise RuntimeError("model.compile() was called after Grower(model, optimizer): call it before")
         latest = self.buffer.calls[-1] if self.buffer.calls else self._call
         if latest is not None and not latest.intact:
             self.buffer.inputs_overwritten = True
@@ -169,7 +171,9 @@ class Taps:
         self.backward_visible = False
         like = self._call
         if self.keep_inputs and like is not None and len(like.tensors) == len(inputs):
-            self.buffer.add(like.with_tensors([tensor.clone() for tensor in inputs]))  # the graph may reuse their memory
+            self.buffer.add(
+                like.with_tensors([tensor.clone() for tensor in inputs])
+            )  # the graph may reuse their memory
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is self.model and self.recording and not self.muted and not is_internal_run(module):

@@ -10,20 +10,19 @@ from typing import Any
 
 import torch
 
-_EXTRA = {"recompile_limit": 0, "accumulated_recompile_limit": 0}  # what has been added to the limits
+_ROOM = 8  # graphs that every size of a model may have, as many as Dynamo grants a function by default
 
 
 def renew_recompile_limits() -> None:
-    """Raise Dynamo's limits by the number of graphs of the function that has most of them, and by no more.
+    """Raise Dynamo's limits if a function has used up a part of them.
 
     Nothing else changes: other compiled functions keep their graphs.
     """
     used = max((len(_graphs(code)) for code in _compiled_functions()), default=0)
     config: Any = torch._dynamo.config
-    for name, extra in _EXTRA.items():
-        if used > extra:
-            setattr(config, name, getattr(config, name) + used - extra)
-            _EXTRA[name] = used
+    for name in ("recompile_limit", "accumulated_recompile_limit"):
+        if used:
+            setattr(config, name, max(getattr(config, name), used + _ROOM))
 
 
 def _compiled_functions() -> list[Any]:
