@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .replay import NOT_IN_GRAPHS, Hook
+from .replay import NOT_IN_GRAPHS, Hook, is_export
 
 
 class Observer(Protocol):
@@ -57,12 +57,14 @@ class PassHook(Hook):
             _OBSERVERS[self.number] = observer
 
     def __call__(self, module: nn.Module, *args: Any) -> Any:
+        if is_export():
+            return None
         if not torch.compiler.is_dynamo_compiling():
             return None if self.action is None else self.action(module, *args)
         if not (module.training and torch.is_grad_enabled()):
             return None
         if self.eager:
-            return super().__call__(module, *args)  # breaks the graph
+            return self.act(module, *args)  # breaks the graph
         if self.number is not None:
             inputs = [leaf.detach() for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
             torch.ops.neurogenesis.note_pass(inputs, self.written, self.number)
@@ -136,7 +138,7 @@ def _eager_in_training(model: nn.Module, usual: Callable[..., Any]) -> Callable[
     eagerly = torch.compiler.disable(model._call_impl, reason=NOT_IN_GRAPHS)  # type: ignore[no-untyped-call]
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        train = model.training and torch.is_grad_enabled()
+        train = model.training and torch.is_grad_enabled() and not is_export()
         return eagerly(*args, **kwargs) if train else usual(*args, **kwargs)
 
     return call

@@ -183,6 +183,11 @@ def _seed(devices: Iterable[torch.device], seed: int) -> None:
         torch.manual_seed(seed)
 
 
+def is_export() -> bool:
+    """Whether the current pass only exports or traces the model."""
+    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+
+
 NOT_IN_GRAPHS = (
     "the grower looks at this training pass, which therefore cannot be part of a graph: call model.compile() before "
     "Grower(model, optimizer), or pass the compiled model, as in Grower(torch.compile(model), optimizer); if a "
@@ -191,14 +196,25 @@ NOT_IN_GRAPHS = (
 
 
 class Hook:
-    """A hook that does nothing in copies and pickles of its module."""
+    """A hook that does nothing in copies and pickles of its module, nor while the module is exported or traced."""
 
     def __init__(self, action: Callable[..., Any] | None = None):
         self.action = action
 
-    @torch.compiler.disable(reason=NOT_IN_GRAPHS)  # type: ignore[no-untyped-call,untyped-decorator]
     def __call__(self, *args: Any) -> Any:
-        return None if self.action is None else self.action(*args)
+        return None if self.action is None or is_export() else self.act(*args)
+
+    @torch.compiler.disable(reason=NOT_IN_GRAPHS)  # type: ignore[no-untyped-call,untyped-decorator]
+    def act(self, *args: Any) -> Any:
+        assert self.action is not None
+        return self.action(*args)
+
+    @property
+    def __name__(self) -> str:  # torch.jit.script asks for it
+        raise AttributeError(
+            "torch.jit.script cannot compile a model that is watched by a Grower: call grower.detach() first, or use "
+            "torch.jit.trace or torch.export.export"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook()
