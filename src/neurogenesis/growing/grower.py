@@ -103,11 +103,8 @@ class Grower:
         margin: bool = True,
     ):
         self.model = unwrapped(model)
-        self.optimizers = as_list(optimizer)
-        if not self.optimizers:
-            raise TypeError("optimizer: expected the optimizer that trains the model")
-        _check_supported(self.optimizers)
-        check_optimizers(self.model, dict(self.model.named_parameters()), self.optimizers)
+        self.ages, self.margin = ages, margin
+        self._optimizers = _checked(self.model, optimizer)
         if ema is not None:
             check_average(self.model, ema)
         self.strategy = as_strategy(strategy)
@@ -128,7 +125,6 @@ class Grower:
         self.exclude = _check_patterns(exclude, "exclude")
         self.tie = tie
         self.ema = ema
-        self.ages, self.margin = ages, margin
         self.history = History()
         self.steps = 0  # number of gradient steps
         self.buffer = Buffer(self.model, buffer or (128 if has_convolutions(self.model) else 1568))
@@ -147,10 +143,7 @@ class Grower:
             self.model, self.buffer, self._attach, keep_inputs, wrapper=None if model is self.model else model
         )
         try:
-            for each in self.optimizers:
-                self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
-                if ages:  # a loaded state may contain young weights
-                    self._handles.append(each.register_load_state_dict_post_hook(resume))
+            self._watch_optimizers()
             if example is not None:
                 with ordinary_tensors():
                     self._taps.begin(as_call(example))
@@ -182,6 +175,34 @@ class Grower:
         self._taps.watch(watched, norms="gradients" in self.strategy.uses)
         self._check_budget()
         self._prepare_passes()
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that train the model. If you replace them, assign the new one, or a list of all of them."""
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizer: Optimizers) -> None:
+        new = _checked(self.model, optimizer)
+        self._leave_optimizers()
+        self._optimizers = new
+        self._watch_optimizers()
+        for each in new if self.ages else ():
+            resume(each)
+
+    def _watch_optimizers(self) -> None:
+        for each in self._optimizers:
+            self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
+            if self.ages:  # a loaded state may contain young weights
+                self._handles.append(each.register_load_state_dict_post_hook(resume))
+
+    def _leave_optimizers(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self.ages:
+            for optimizer in self._optimizers:
+                forget(optimizer)
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
         """Add a batch of inputs to the buffer, so that widths can be measured from the first gradient step.
@@ -241,7 +262,10 @@ class Grower:
         self._stepped, taps.forward_passes, taps.backward_passes = False, 0, 0
         events: list[Event] = []
         if not stepped:
-            self._warn("no optimizer step since the last call of grower.step(): call it after optimizer.step()")
+            self._warn(
+                "no optimizer step since the last call of grower.step(): call it after optimizer.step(), and if you "
+                "have replaced the optimizer, tell the grower: grower.optimizers = optimizer"
+            )
         elif passes == 0:
             self._warn(
                 "the model has not run in training mode with gradients since the last step, so it cannot be measured: "
@@ -271,7 +295,9 @@ class Grower:
         return self._schedule.due(self.steps + 1) - full
 
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
-        assert self._layers is not None
+        assert self._layers is not None and self._widths is not None
+        if problem := self._widths.differs_from(self.model):
+            raise ValueError(f"{problem}: call grower.detach() and make a new Grower for the changed model")
         for layer in due:
             if any(seen.stale for seen in layer.all_seen):
                 for seen in layer.all_seen:
@@ -501,12 +527,7 @@ class Grower:
         Young weights count as old from then on, so detach after training.
         """
         self._taps.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        if self.ages:
-            for optimizer in self.optimizers:
-                forget(optimizer)
+        self._leave_optimizers()
 
     # --- helpers -----------------------------------------------------------------------------------------
 
@@ -517,6 +538,16 @@ class Grower:
         if (key or message) not in self._warned:
             self._warned.add(key or message)
             warnings.warn(message, stacklevel=4)
+
+
+def _checked(model: nn.Module, optimizer: Optimizers) -> list[Optimizer]:
+    """Return the optimizers as a list; raise unless they train the model and can be resized."""
+    optimizers = as_list(optimizer)
+    if not optimizers:
+        raise TypeError("optimizer: expected the optimizer that trains the model")
+    _check_supported(optimizers)
+    check_optimizers(model, dict(model.named_parameters()), optimizers)
+    return optimizers
 
 
 def _check_supported(optimizers: Sequence[Optimizer]) -> None:
