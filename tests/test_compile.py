@@ -278,6 +278,23 @@ def test_two_growers_on_one_model_leave_it_as_it_was() -> None:
     assert model._compiled_call_impl is compiled
 
 
+def test_graphs_for_all_sizes_serve_every_growth() -> None:
+    flags = {"force_parameter_static_shapes": False, "force_nn_module_property_static_shapes": False}
+    with torch._dynamo.config.patch(flags):
+        run = Run(own, "wrapper").train(5 * 16)
+    assert len(run.grower.history) == 10
+    assert [new for eager, new, _ in run.log if new and not eager] == [2, 1]
+
+
+def test_a_backend_of_ones_own_grows_too() -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        return graph.forward  # type: ignore[no-any-return]
+
+    eager, run = Run(own, None).train(33), Run(own, "wrapper", backend=backend).train(33)
+    assert run.grower.widths == eager.grower.widths
+    torch.testing.assert_close(run.losses, eager.losses)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_inductor_trains_and_grows_as_eager(way: str) -> None:

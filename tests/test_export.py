@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import re
 import subprocess
 import sys
 import warnings
@@ -384,3 +386,13 @@ def test_a_pickled_model_needs_no_neurogenesis_after_detach(tmp_path: Path) -> N
     command = [sys.executable, "-c", WITHOUT_PACKAGE, str(tmp_path / "model.pt")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert int(printed) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_example_writes_a_model_that_computes_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    command = [sys.executable, "-W", "ignore", str(ROOT / "examples" / "export.py"), str(tmp_path / "model.onnx")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    widths, difference = re.findall(r"^(?:widths|largest difference): (.*)$", printed, re.MULTILINE)
+    assert any(size > 8 for size in ast.literal_eval(widths).values())
+    assert float(difference) < 1e-5

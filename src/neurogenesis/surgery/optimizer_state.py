@@ -65,7 +65,7 @@ def _unwrapped(optimizer: Any) -> list[Any]:
 
 def _wrapped(optimizer: Any) -> Any:
     """What a wrapper holds: an optimizer, or another wrapper of one; None if it is no wrapper."""
-    found = (getattr(optimizer, name, None) for name in ("optimizer", "base_optimizer"))
+    found = (getattr(optimizer, name) for name in ("optimizer", "base_optimizer") if hasattr(optimizer, name))
     return next((each for each in found if isinstance(each, Optimizer) or _wrapped(each) is not None), None)
 
 
