@@ -265,6 +265,15 @@ def test_a_pruned_model_grows_with_its_masks() -> None:
     torch.testing.assert_close(outputs(model), expected)
 
 
+def test_a_strategy_that_measures_says_why_it_leaves_pruned_layers_alone() -> None:
+    model = convnet()
+    prune.l1_unstructured(model[4], "weight", 0.3)
+    with pytest.warns(UserWarning, match=r"its consumer 4 has a mask of torch.nn.utils.prune: call prune\.remove"):
+        grower = ng.Grower(model, adam(model), "north-select", example=images(), max_width=1.5)
+    train(model, grower)
+    assert list(grower.widths) == ["7"]
+
+
 def test_pruning_under_a_grower_is_noticed_and_a_new_grower_goes_on() -> None:
     model, grower = grown()
     optimizer = grower.optimizers[0]
