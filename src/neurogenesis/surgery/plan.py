@@ -26,6 +26,7 @@ from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
 from ..structure.updates import StructureUpdate, belongs
 from ..structure.widths import Width, last_widths, widths
+from ..structure.wrappers import rebuild_reducers
 from .ages import add_hooks, release_memory
 from .operations import Operation, ResizeTensor, SetAttribute
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
@@ -157,6 +158,8 @@ class Surgery:
         else:
             for operation in self._applied:
                 operation.commit()
+            if self._applied:
+                rebuild_reducers(unwrapped(self.model))
             if self.ages and self._grown:
                 for each in self.optimizers:
                     add_hooks(each)
@@ -212,7 +215,7 @@ def plan_neurons(
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
     made = [_change(found, name, added, edits, tensors) for name, added in (changes or {}).items()]
-    return _plan(found, count, edits, [change for change in made if len(change.positions)])
+    return plan_edits(found, count, edits, [change for change in made if len(change.positions)])
 
 
 def plan_shrinkage(
@@ -233,7 +236,7 @@ def plan_shrinkage(
     if len(chosen) == found.size:
         raise ValueError(f"{found.name}: cannot remove all {found.size} neurons: at least one must remain")
     edits = found.structure.edits(found.atom, chosen, named_tensors(model), None)
-    return _plan(found, -len(chosen), edits)
+    return plan_edits(found, -len(chosen), edits)
 
 
 def shrink(
@@ -312,7 +315,8 @@ def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tenso
     return min(made, key=lambda change: len(change.positions))
 
 
-def _plan(width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Change] = ()) -> Plan:
+def plan_edits(width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Change] = ()) -> Plan:
+    """Plan to resize a width by edits of its axes, with the attributes that store its size."""
     attributes = width.structure.attribute_changes(width.atom, change)
     return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes), tuple(changes))
 
