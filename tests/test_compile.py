@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -113,10 +114,15 @@ class Run:
         return self
 
 
+@cache
+def eager_run(make: Callable[[], nn.Module], steps: int) -> Run:
+    return Run(make, None).train(steps)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [own, sequential])
 def test_a_compiled_model_trains_and_grows_as_an_eager_one(make: Callable[[], nn.Module], way: str) -> None:
-    eager, run = Run(make, None).train(36), Run(make, way).train(36)
+    eager, run = eager_run(make, 34), Run(make, way).train(34)
     assert run.grower.widths == eager.grower.widths
     assert len(run.grower.history) == 6
     torch.testing.assert_close(run.losses, eager.losses)
@@ -138,9 +144,9 @@ def test_each_size_that_lasts_takes_one_graph_and_looks_take_none(make: Callable
 
 @pytest.mark.parametrize("way", WAYS)
 def test_many_growths_do_not_use_up_the_recompile_limit(way: str) -> None:
-    run = Run(own, way, switched=True, every=MAX_INTERVAL + 2).train(12 * (MAX_INTERVAL + 2))
+    run = Run(own, way, switched=True, every=MAX_INTERVAL + 2).train(10 * (MAX_INTERVAL + 2))
     compiled = [new for eager, new, _ in run.log if not eager]
-    assert compiled[1:] == [1] * 11
+    assert compiled[1:] == [1] * 9
     run.grower.detach()
     before = graphs()
     torch.testing.assert_close(run.loss(batch(0)), run.model.forward(batch(0)).square().mean())
@@ -151,7 +157,7 @@ def test_growth_by_hand_does_not_use_up_the_recompile_limit() -> None:
     model = own()
     ng.widths(model, batch(0))
     compiled = torch.compile(model, backend="eager")
-    for number in range(12):
+    for number in range(10):
         torch.testing.assert_close(compiled(batch(0)), model(batch(0)))
         assert graphs() == number + 1
         ng.grow(model, "first", 1)
@@ -176,13 +182,13 @@ def test_the_limits_of_torch_stay_as_they_are_while_nothing_is_compiled() -> Non
 @pytest.mark.parametrize("way", ["wrapper", "method"])
 @pytest.mark.parametrize("make", [own, sequential])
 def test_fullgraph_works(make: Callable[[], nn.Module], way: str) -> None:
-    eager, run = Run(make, None).train(18), Run(make, way, fullgraph=True, backend="aot_eager").train(18)
+    eager, run = eager_run(make, 18), Run(make, way, fullgraph=True, backend="aot_eager").train(18)
     assert run.grower.widths == eager.grower.widths
     torch.testing.assert_close(run.losses, eager.losses)
 
 
 def test_fullgraph_around_the_model_works_with_uncompiled_looks() -> None:
-    eager, run = Run(own, None).train(18), Run(own, "function", fullgraph=True, switched=True).train(18)
+    eager, run = eager_run(own, 18), Run(own, "function", fullgraph=True, switched=True).train(18)
     assert run.grower.widths == eager.grower.widths
     torch.testing.assert_close(run.losses, eager.losses)
     assert [new for eager_step, new, _ in run.log if not eager_step] == [1, 0, 0]
@@ -201,7 +207,7 @@ def test_compiling_after_the_grower_was_made_is_refused_with_the_way_out() -> No
 
 
 def test_a_wrapper_that_the_grower_does_not_know_works_too() -> None:
-    eager, run = Run(own, None).train(18), Run(own, None)
+    eager, run = eager_run(own, 18), Run(own, None)
     run.called = torch.compile(run.model, backend="eager")  # type: ignore[assignment]
     run.train(18)
     torch.testing.assert_close(run.losses, eager.losses)
@@ -281,8 +287,8 @@ def test_two_growers_on_one_model_leave_it_as_it_was() -> None:
 def test_graphs_for_all_sizes_serve_every_growth() -> None:
     flags = {"force_parameter_static_shapes": False, "force_nn_module_property_static_shapes": False}
     with torch._dynamo.config.patch(flags):
-        run = Run(own, "wrapper").train(5 * 16)
-    assert len(run.grower.history) == 10
+        run = Run(own, "wrapper").train(4 * 16)
+    assert len(run.grower.history) == 8
     assert [new for eager, new, _ in run.log if new and not eager] == [2, 1]
 
 
@@ -290,7 +296,7 @@ def test_a_backend_of_ones_own_grows_too() -> None:
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         return graph.forward  # type: ignore[no-any-return]
 
-    eager, run = Run(own, None).train(33), Run(own, "wrapper", backend=backend).train(33)
+    eager, run = eager_run(own, 34), Run(own, "wrapper", backend=backend).train(34)
     assert run.grower.widths == eager.grower.widths
     torch.testing.assert_close(run.losses, eager.losses)
 
