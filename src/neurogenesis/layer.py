@@ -239,7 +239,7 @@ class Layer:
         seen = self._buffer.activations(self.name)
         if seen is None:
             return "no input has reached it yet"
-        if seen.columns >= 2 * self.size or self._buffer.full:
+        if seen.columns >= 2 * self.size or self._buffer.full(self.name):
             return None
         return f"{seen.columns} of {2 * self.size} activations per neuron seen"
 

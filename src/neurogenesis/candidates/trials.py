@@ -128,11 +128,11 @@ class Trials:
 
     @property
     def _limit(self) -> int:
-        return 0 if self.buffer is None else self.buffer.limit
+        return 0 if self.buffer is None else self.buffer.items(self.width.name)
 
     @property
     def _calls(self) -> Sequence[Call]:
-        return () if self.buffer is None else self.buffer.calls
+        return () if self.buffer is None else self.buffer.calls_for([self.width.name])
 
     def consumed(
         self,

@@ -38,6 +38,7 @@ from ..surgery.plan import Plan, Surgery, check_average, pad_for_growth, plan_ne
 from ..surgery.reach import fan_ins_of
 from ..surgery.resizing import resize_widths
 from ..triggers import Decision
+from .accumulation import accumulating
 from .budget import affordable, rounded_up, shares
 from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
 from .overview import overview
@@ -65,7 +66,9 @@ class Grower:
         exclude: patterns of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
         buffer: the number of latest samples on which activations are measured; by default 1568, or 128 in networks with
-            convolutions. A width is measured as soon as there are twice as many activations as neurons; see `fill`.
+            convolutions. A sample is an item of a batch; in sequences, such as tokens, it is each position of an item,
+            and twice as many positions as neurons are measured if that is more. A width is measured as soon as there
+            are twice as many activations as neurons; see `fill`.
         seed: seed of all random numbers of growth. Torch's global random state is not used.
         ema: an averaged copy of the model, which grows too.
         ages: whether the optimizer treats new weights as if training had just begun; see `neurogenesis.ages`.
@@ -171,6 +174,8 @@ class Grower:
             if layer.route is not None:
                 self.buffer.watch(layer.name, layer.width, layer.route)
             self.strategy.trigger.start(layer)
+        if self._taps.keep_inputs and not has_convolutions(self.model):
+            self.buffer.count_rows(call)
         self._layers = layers
         self._first_call = call
         if "activations" in self.strategy.trigger.needs:
@@ -201,11 +206,11 @@ class Grower:
             if self.ages:  # a loaded state may contain young weights
                 self._handles.append(each.register_load_state_dict_post_hook(resume))
 
-    def _leave_optimizers(self) -> None:
+    def _leave_optimizers(self, keep_ages: bool = False) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self.ages:
+        if self.ages and not keep_ages:
             for optimizer in self._optimizers:
                 forget(optimizer)
 
@@ -237,7 +242,20 @@ class Grower:
         self._taps.begin(call)
         self.buffer.add(call)
 
+    def join(self, *args: Any, **kwargs: Any) -> None:
+        """Watch a training pass that the model is about to run, from one of its own forward pre-hooks.
+
+        For a grower that is created in such a hook, since hooks which are added there are first called in the next
+        pass. Takes the arguments of the pass.
+        """
+        self._taps.enter(args, kwargs)
+
     # --- steps -------------------------------------------------------------------------------------------
+
+    @property
+    def stepped(self) -> bool:
+        """Whether an optimizer has stepped since the last call of `step`; not while gradients are accumulated."""
+        return self._stepped
 
     @property
     def widths(self) -> dict[str, int]:
@@ -283,8 +301,10 @@ class Grower:
         if self._layers is None:
             self._warn(
                 "the model has not run in training mode with gradients yet, so its widths are not known: call "
-                "model.train() before training, or pass example="
+                "model.train() before training, and the model itself rather than its parts or its forward()"
             )
+            return []
+        if not self._stepped and accumulating():
             return []
         taps = self._taps
         stepped, passes, backwards = self._stepped, taps.forward_passes, taps.backward_passes
@@ -561,13 +581,17 @@ class Grower:
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
 
-    def detach(self) -> None:
+    def detach(self, *, keep_ages: bool = False) -> None:
         """Remove all hooks from the model and the optimizers. The model keeps its size.
 
         Young weights count as old from then on, so detach after training.
+
+        Args:
+            keep_ages: whether young weights remain young, with the hooks on the optimizers that they need, so that the
+                optimizers' state can still be saved or trained with.
         """
         self._taps.remove()
-        self._leave_optimizers()
+        self._leave_optimizers(keep_ages)
 
     # --- helpers -----------------------------------------------------------------------------------------
 

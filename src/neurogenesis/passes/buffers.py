@@ -180,12 +180,38 @@ def _drop_oldest(calls: list[Call], limit: int) -> None:
         held -= calls.pop(0).samples
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Number of rows of activations that a width has per item of a batch: in sequences, one at each position.
+
+    Args:
+        per_item: the number in the call that it was found in.
+        tensor: which of the call's tensors has as many entries on its second axis, such as the token numbers.
+    """
+
+    per_item: int = 1
+    tensor: int | None = None
+
+    @staticmethod
+    def of(per_item: int, call: Call) -> Rows:
+        if per_item <= 1:
+            return Rows()
+        lengths = [tensor.shape[1] if tensor.ndim > 1 else None for tensor in call.tensors]
+        return Rows(per_item, lengths.index(per_item) if per_item in lengths else None)
+
+    def in_item(self, call: Call) -> int:
+        """The number in another call, whose sequences may have another length."""
+        if self.tensor is None or self.tensor >= len(call.tensors) or call.tensors[self.tensor].ndim < 2:
+            return self.per_item
+        return call.tensors[self.tensor].shape[1]
+
+
 class Buffer:
     """The model's latest inputs.
 
     Args:
         model: the model.
-        limit: the maximum number of samples in a measurement.
+        limit: the number of samples in a measurement: items of a batch or, after `count_rows`, rows of activations.
     """
 
     def __init__(self, model: nn.Module, limit: int):
@@ -198,6 +224,7 @@ class Buffer:
         self.untrained: Untrained | None = None  # kept until every layer has been measured in it
         self.inputs_overwritten = False  # whether the model or the caller writes into the inputs
         self._watched: dict[str, tuple[Width, Route]] = {}
+        self._rows: dict[str, Rows] = {}  # of the widths that have more than one per item
         self._training_modes: list[tuple[nn.Module, bool]] = []
         self._seen: dict[str, Activations] = {}
         self._requested: list[str] = []
@@ -207,7 +234,7 @@ class Buffer:
         self.clear_activations()
         if self.ranks is ALONE:
             self.calls.append(call)
-            _drop_oldest(self.calls, self.limit)
+            _drop_oldest(self.calls, self._needed)
         else:
             self.pending.append(call)
             _drop_oldest(self.pending, -(-self.limit // self.ranks.count))
@@ -228,7 +255,12 @@ class Buffer:
             self.pending.clear()
             for calls in zip_longest(*received):
                 self.calls += [call for call in calls if call is not None]
-            _drop_oldest(self.calls, self.limit)
+            _drop_oldest(self.calls, self._needed)
+
+    @property
+    def _needed(self) -> int:
+        """Number of items of batches that some width is measured on."""
+        return max(map(self.items, self._watched), default=self.limit)
 
     @property
     def latest(self) -> Call | None:
@@ -246,9 +278,46 @@ class Buffer:
     def samples(self) -> int:
         return sum(call.samples for call in self.calls)
 
-    @property
-    def full(self) -> bool:
-        return self.samples >= self.limit
+    def full(self, name: str) -> bool:
+        """Whether the inputs hold as many samples of a width as a measurement should have."""
+        rows = self._rows.get(name, Rows())
+        return sum(call.samples * rows.in_item(call) for call in self.calls) >= self.limit
+
+    def items(self, name: str) -> int:
+        """Number of latest items of batches that a width is measured on.
+
+        Those of sequences are whole, and have two rows per neuron if there are as many: rows cost little there.
+        """
+        rows = self._rows.get(name)
+        if rows is None:
+            return self.limit
+        items, missing = 0, max(self.limit, 2 * self._watched[name][0].size)
+        for call in reversed(self.calls):
+            taken = min(call.samples, -(-missing // max(1, rows.in_item(call))))
+            items, missing = items + taken, missing - taken * rows.in_item(call)
+            if missing <= 0:
+                break
+        return items
+
+    def calls_for(self, names: Iterable[str]) -> list[Call]:
+        """The latest calls that widths are measured on."""
+        missing = max(map(self.items, names), default=self.limit)
+        kept: list[Call] = []
+        for call in reversed(self.calls):
+            if missing <= 0:
+                break
+            kept.insert(0, call)
+            missing -= call.samples
+        return kept
+
+    def count_rows(self, call: Call) -> None:
+        """Count each position of a sequence as a sample, at the widths that have positions in this call."""
+        points = {name: Point.of(*each) for name, each in self._watched.items()}
+        evaluation = [(module, "training", False) for module in self.model.modules()]
+        for name, seen in self._run([call], points, attributes=evaluation).items():
+            positions = seen.batches[0].shape[2] // points[name].positions.shape[1]
+            if (rows := Rows.of(positions, call)) != Rows():
+                self._rows[name] = rows
 
     def watch(self, name: str, width: Width, route: Route) -> None:
         """Make the activations of a width available under a name."""
@@ -277,7 +346,7 @@ class Buffer:
         if name not in self._seen:
             names = self._requested if name in self._requested else [name]
             points = {each: Point.of(*self._watched[each]) for each in names if each in self._watched}
-            self._seen |= self._run(points)
+            self._seen |= self._latest(self._run(self.calls_for(points), points, attributes=self._modes))
         return self._seen.get(name)
 
     def untrained_activations(self, name: str) -> Activations | None:
@@ -287,7 +356,8 @@ class Buffer:
         points = {name: self.untrained.points[name]}
         modules = dict(self.model.named_modules(remove_duplicate=False))
         attributes = [(modules[path], attribute, value) for path, attribute, value in self.untrained.attributes]
-        return self._run(points, self.untrained.tensors, attributes).get(name)
+        seen = self._run(self.calls_for(points), points, self.untrained.tensors, [*self._modes, *attributes])
+        return self._latest(seen).get(name)
 
     def remember_untrained(self, fan_out_norms: Mapping[str, Tensor]) -> None:
         """Save a copy of the untrained model, to measure its layers once there are enough inputs."""
@@ -299,15 +369,23 @@ class Buffer:
             fan_out_norms,
         )
 
+    @property
+    def _modes(self) -> list[tuple[nn.Module, str, Any]]:
+        """The modes of modules in training, where they differ from the current ones."""
+        return [(module, "training", mode) for module, mode in self._training_modes if module.training != mode]
+
+    def _latest(self, seen: Mapping[str, Activations]) -> dict[str, Activations]:
+        return {name: each.latest(self.items(name)) for name, each in seen.items()}
+
     def _run(
         self,
+        calls: Sequence[Call],
         points: Mapping[str, Point],
         tensors: Mapping[str, Tensor] | None = None,
         attributes: Sequence[tuple[nn.Module, str, Any]] = (),
     ) -> dict[str, Activations]:
-        """Run the model on all inputs, up to the last of the points, and record the activations there."""
+        """Run the model on calls, up to the last of the points, and record the activations there."""
         batches: dict[str, list[Tensor]] = {name: [] for name in points}
-        modes = [(module, "training", mode) for module, mode in self._training_modes if module.training != mode]
         seen: dict[str, Tensor] = {}
 
         def record(name: str, module: nn.Module, h: Tensor) -> None:
@@ -322,10 +400,10 @@ class Buffer:
         for name, point in points.items():
             module = self.model.get_submodule(point.module)
             watches.append(Watch(module, point.side, partial(record, name, module)))
-        with replays(self.model, tensors=tensors, attributes=[*modes, *attributes], seed=self.seed) as run:
-            for call in self.calls:
+        with replays(self.model, tensors=tensors, attributes=attributes, seed=self.seed) as run:
+            for call in calls:
                 seen.clear()
                 run(call.copied() if self.inputs_overwritten else call, watches)
                 for name, values in seen.items():
                     batches[name].append(values)
-        return {name: Activations(own).latest(self.limit) for name, own in batches.items() if own}
+        return {name: Activations(own) for name, own in batches.items() if own}

@@ -142,13 +142,15 @@ class Taps:
     # --- hooks -------------------------------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if (
-            module is not self.model
-            or self.muted
-            or is_internal_run(module)
-            or not (self.model.training and torch.is_grad_enabled())
-        ):
+        if module is self.model:
+            self.enter(args, kwargs)
+
+    def enter(self, args: Any, kwargs: Any) -> None:
+        """Begin to record a pass of the model if it is a training pass."""
+        if self.muted or is_internal_run(self.model) or not (self.model.training and torch.is_grad_enabled()):
             return
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            return  # frozen for the time being, as a discriminator while the generator is trained
         if torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes a pass inside the backward pass
         if self._eager_passes.bypassed:

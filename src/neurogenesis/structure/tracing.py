@@ -481,7 +481,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
             register_module_forward_hook(tracer.leave, with_kwargs=True, always_call=True),
         ):
             stack.callback(handle.remove)
-            stack.callback(_global_forward_hooks_with_kwargs.pop, handle.id, None)  # which torch does not remove
+            stack.callback(_global_forward_hooks_with_kwargs.pop, handle.id, None)  # remove() leaves it there
         stack.enter_context(tracer)
         if tracer.strict:
             stack.enter_context(_FailureWatch(tracer))

@@ -51,14 +51,15 @@ def as_list(optimizers: Optimizers) -> list[Optimizer]:
 
 
 def _unwrapped(optimizer: Any) -> list[Any]:
-    """The optimizer inside a wrapper, such as Accelerate's, and the wrapper if it has state of its own, such as SAM.
+    """The optimizer inside a wrapper and, if the wrapper has state of its own, such as SAM, the wrapper.
 
-    The one inside comes first: it makes the steps.
+    The one inside comes first: it makes the steps. Accelerate's wrapper has no hooks; Lightning's is of the class of
+    the optimizer inside, whose state it shows.
     """
     inner = _wrapped(optimizer)
     if inner is None:
         return [optimizer]
-    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+    if not hasattr(optimizer, "_optimizer_step_post_hooks") or isinstance(optimizer, type(inner)):
         return _unwrapped(inner)
     return [*_unwrapped(inner), optimizer] if _parameters(inner) == _parameters(optimizer) else [optimizer]
 
