@@ -214,6 +214,49 @@ def test_a_wrapper_that_the_grower_does_not_know_works_too() -> None:
     assert not any(new for eager_step, new, _ in run.log if eager_step)
 
 
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.up, self.relu, self.down = nn.Linear(inputs, 5), ng.nn.ReLU(), nn.Linear(5, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.relu(self.up(x)))
+        return out
+
+
+class Blocks(nn.Module):
+    """A model whose blocks are compiled one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = Block(6, 4), Block(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x))
+        return out
+
+
+@pytest.mark.parametrize("way", ["wrapper", "method"])
+def test_blocks_that_are_compiled_one_by_one_are_graphs_too(way: str) -> None:
+    def compiled() -> nn.Module:
+        model = Blocks()
+        for name, block in list(model.named_children()):
+            if way == "wrapper":
+                setattr(model, name, torch.compile(block, backend="eager"))
+            else:
+                block.compile(backend="eager")
+        return model
+
+    strategy = ng.Strategy(ng.triggers.Gradient(0.0), "random")  # has hooks on modules
+    eager, run = Run(Blocks, None, strategy=strategy).train(34), Run(compiled, None, strategy=strategy).train(34)
+    assert list(run.grower.widths.values()) == list(eager.grower.widths.values())
+    assert len(run.grower.history) > 2
+    torch.testing.assert_close(run.losses, eager.losses)
+    assert not any(new or broken for eager_step, new, broken in run.log if eager_step)
+    assert [new for eager_step, new, _ in run.log if new and not eager_step] == [2, 2]
+
+
 @pytest.mark.parametrize("way", ["wrapper", "method"])
 def test_evaluation_is_compiled_even_if_the_next_step_is_looked_at(way: str) -> None:
     run = Run(own, way).train(1)

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo import OptimizedModule
 from torch.utils._pytree import tree_leaves
 
 from .replay import NOT_IN_GRAPHS, Hook, is_export
@@ -71,6 +72,9 @@ class PassHook(Hook):
         return None
 
 
+_METHOD = "_compiled_call_impl"  # what model.compile() sets
+
+
 class EagerPasses:
     """Switches a model's training passes between eager and compiled. Other passes stay as they are.
 
@@ -80,11 +84,7 @@ class EagerPasses:
     """
 
     def __init__(self, model: nn.Module, wrapper: nn.Module | None = None):
-        self._model = model
-        # Torch leaves both attributes out of pickles and copies.
-        self._places = [(model, "_compiled_call_impl")] if wrapper is None else [(wrapper, "forward")]
-        if wrapper is not None and model._compiled_call_impl is not None:
-            self._places.append((model, "_compiled_call_impl"))
+        self._model, self._wrapper = model, wrapper
         self._gates: list[Gate] = []
 
     def switch(self, eager: bool) -> None:
@@ -94,7 +94,22 @@ class EagerPasses:
         while self._gates:
             self._gates.pop().open()
         if eager:
-            self._gates = [Gate(self._model, *place) for place in self._places]
+            self._gates = [Gate(self._model, *place) for place in self._places()]
+
+    def _places(self) -> list[tuple[nn.Module, nn.Module, str]]:
+        """The modules that are called, where their calls can be replaced: the module and the name of an attribute.
+
+        These are the model or its wrapper, and every module inside that is compiled by itself. Torch leaves both
+        attributes out of pickles and copies.
+        """
+        model, wrapper = self._model, self._wrapper
+        places = [(model, model, _METHOD) if wrapper is None else (model, wrapper, "forward")]
+        for module in model.modules():
+            if isinstance(module, OptimizedModule):
+                places.append((module._orig_mod, module, "forward"))
+            elif vars(module).get(_METHOD) is not None and (module is not model or wrapper is not None):
+                places.append((module, module, _METHOD))
+        return places
 
     @property
     def bypassed(self) -> bool:
@@ -103,15 +118,15 @@ class EagerPasses:
 
 
 class Gate:
-    """Stands in for the attribute by which torch calls a model: training passes run eagerly, others as usual."""
+    """Stands in for the attribute by which torch calls a module: training passes run eagerly, others as usual."""
 
-    def __init__(self, model: nn.Module, module: nn.Module, name: str):
+    def __init__(self, model: nn.Module, called: nn.Module, module: nn.Module, name: str):
         self._attributes, self._name = vars(module), name
         present = self._attributes.get(name)
         self._usual = (
             present if present is None else _USUAL.get(present, present)
         )  # another grower may watch the model, too
-        self._call = _eager_in_training(model, self._usual or model._call_impl)
+        self._call = _eager_in_training(model, called, self._usual or called._call_impl)
         _USUAL[self._call] = self._usual
         self._attributes[name] = self._call
 
@@ -134,8 +149,8 @@ class Gate:
 _USUAL: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # what each gate replaces, by its call
 
 
-def _eager_in_training(model: nn.Module, usual: Callable[..., Any]) -> Callable[..., Any]:
-    eagerly = torch.compiler.disable(model._call_impl, reason=NOT_IN_GRAPHS)  # type: ignore[no-untyped-call]
+def _eager_in_training(model: nn.Module, called: nn.Module, usual: Callable[..., Any]) -> Callable[..., Any]:
+    eagerly = torch.compiler.disable(called._call_impl, reason=NOT_IN_GRAPHS)  # type: ignore[no-untyped-call]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         train = model.training and torch.is_grad_enabled() and not is_export()
