@@ -123,9 +123,8 @@ class Gate:
     def __init__(self, model: nn.Module, called: nn.Module, module: nn.Module, name: str):
         self._attributes, self._name = vars(module), name
         present = self._attributes.get(name)
-        self._usual = (
-            present if present is None else _USUAL.get(present, present)
-        )  # another grower may watch the model, too
+        # The gate of another grower is replaced, not kept inside this one.
+        self._usual = None if present is None else _USUAL.get(present, present)
         self._call = _eager_in_training(model, called, self._usual or called._call_impl)
         _USUAL[self._call] = self._usual
         self._attributes[name] = self._call
