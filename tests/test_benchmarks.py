@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import neurogenesis as ng
+from benchmarks import compile as compiling
 from benchmarks import decisions, newborn, overhead, selection, surgery
 from neurogenesis.experiments.data import load
 from neurogenesis.experiments.models import VGG11, vgg11
@@ -102,6 +103,15 @@ def test_benchmarks_print_their_figures(name: str) -> None:
         assert set(figures["VGG-11 / 4, Xavier"]) == set(overhead.STRATEGIES)
         assert set(figures["ages"]) == set(overhead.AGES_LIMITS)
         assert set(figures["need"]) == set(overhead.NEED_LIMITS)
+
+
+@pytest.mark.parametrize("way", compiling.WAYS)
+def test_growth_in_compiled_models_takes_no_more_than_a_graph(way: str) -> None:
+    every_step = compiling.measure(way, *compiling.CASES["growth at each of 14 steps"], backend="eager")
+    assert (every_step["graphs"], every_step["growths"], every_step["compiled"]) == (0, 14, 0)
+    some_steps = compiling.measure(way, *compiling.CASES["growth at 3 of 48 steps"], backend="eager")
+    assert (some_steps["growths"], some_steps["compiled"]) == (3, 9)
+    assert some_steps["graphs"] == {"eager": 0, "model.compile()": 4}.get(way, 3)
 
 
 @pytest.mark.parametrize("way", list(decisions.WAYS))

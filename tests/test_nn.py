@@ -36,7 +36,7 @@ def test_replacing_keeps_a_models_outputs_and_widths() -> None:
 
 
 def test_it_is_the_same_where_clamp_passes_no_gradient_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neurogenesis.nn._clamp_passes_zero", lambda: False)
+    monkeypatch.setattr("neurogenesis.nn.ReLU._clamps", False)
     test_it_is_a_relu_with_derivative_one_at_zero()
     assert ng.nn.ReLU()(torch.tensor(float("nan"))).isnan()
     assert ng.nn.ReLU()(torch.ones(2, dtype=torch.bfloat16)).dtype == torch.bfloat16

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor, nn
+
+
+def _clamp_passes_zero() -> bool:
+    """Whether the derivative of `clamp_min` at its bound is 1, as it was until torch 2.14; `where` is slower."""
+    with torch.enable_grad():
+        x = torch.zeros(1, requires_grad=True, device="cpu")
+        (gradient,) = torch.autograd.grad(x.clamp_min(0), x)
+    return bool(gradient == 1)
 
 
 class ReLU(nn.Module):
@@ -24,17 +30,11 @@ class ReLU(nn.Module):
     Reference: Maile et al., "When, where, and how to add new neurons to ANNs" (AutoML 2022).
     """
 
+    _clamps = _clamp_passes_zero()
+    __constants__ = ("_clamps",)  # for torch.jit.script
+
     def forward(self, x: Tensor) -> Tensor:
-        return x.clamp_min(0) if _clamp_passes_zero() else torch.where(x < 0, 0, x)
-
-
-@cache
-def _clamp_passes_zero() -> bool:
-    """Whether the derivative of `clamp_min` at its bound is 1, as it was until torch 2.14; `where` is slower."""
-    with torch.enable_grad():
-        x = torch.zeros(1, requires_grad=True)
-        (gradient,) = torch.autograd.grad(x.clamp_min(0), x)
-    return bool(gradient == 1)
+        return x.clamp_min(0) if self._clamps else torch.where(x < 0, 0, x)
 
 
 def replace_relu(model: nn.Module) -> int:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from ..candidates.losses import loss_with
+from ..defaults import MAX_INTERVAL
 from ..history import Event, History, Observation
 from ..initializations import Neurons
 from ..layer import Layer, StepContext
@@ -110,11 +111,8 @@ class Grower:
     ):
         self.model = unwrapped(model)
         check_supported(self.model, named_tensors(self.model))
-        self.optimizers = as_list(optimizer)
-        if not self.optimizers:
-            raise TypeError("optimizer: expected the optimizer that trains the model")
-        _check_supported(self.optimizers)
-        check_optimizers(self.model, dict(self.model.named_parameters()), self.optimizers)
+        self.ages, self.margin = ages, margin
+        self._optimizers = _checked(self.model, optimizer)
         if ema is not None:
             check_average(self.model, ema)
         self.strategy = as_strategy(strategy)
@@ -135,7 +133,6 @@ class Grower:
         self.exclude = _check_patterns(exclude, "exclude")
         self.tie = tie
         self.ema = ema
-        self.ages, self.margin = ages, margin
         self.history = History()
         self.steps = 0  # number of gradient steps
         self.buffer = Buffer(self.model, buffer or (128 if has_convolutions(self.model) else 1568))
@@ -150,12 +147,10 @@ class Grower:
         self._measured: set[str] = set()  # layers whose activations have been measured
         self._handles: list[Any] = []
         keep_inputs = not self.strategy.uses.isdisjoint({"activations", "trials"})
-        self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs, self._join)
+        wrapper = model if getattr(model, "_orig_mod", None) is self.model else None
+        self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs, self._join, wrapper)
         try:
-            for each in self.optimizers:
-                self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
-                if ages:  # a loaded state may contain young weights
-                    self._handles.append(each.register_load_state_dict_post_hook(resume))
+            self._watch_optimizers()
             if example is not None:
                 with ordinary_tensors():
                     self._taps.begin(as_call(example))
@@ -189,7 +184,35 @@ class Grower:
         watched = [seen for layer in layers if layer.bridge is not None for seen in layer.all_seen]
         self._taps.watch(watched, norms="gradients" in self.strategy.uses)
         self._check_budget()
-        self._taps.want(self._next_looks())
+        self._prepare_passes()
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that train the model. If you replace them, assign the new one, or a list of all of them."""
+        return self._optimizers
+
+    @optimizers.setter
+    def optimizers(self, optimizer: Optimizers) -> None:
+        new = _checked(self.model, optimizer)
+        self._leave_optimizers()
+        self._optimizers = new
+        self._watch_optimizers()
+        for each in new if self.ages else ():
+            resume(each)
+
+    def _watch_optimizers(self) -> None:
+        for each in self._optimizers:
+            self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
+            if self.ages:  # a loaded state may contain young weights
+                self._handles.append(each.register_load_state_dict_post_hook(resume))
+
+    def _leave_optimizers(self, keep_ages: bool = False) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self.ages and not keep_ages:
+            for optimizer in self._optimizers:
+                forget(optimizer)
 
     def _join(self, ranks: Ranks) -> None:
         """Decide together with other processes from now on; called in the first pass that runs in all of them."""
@@ -249,6 +272,14 @@ class Grower:
         """Layers of the watched widths, as triggers and initializations see them."""
         return list(self._layers or ())
 
+    @property
+    def eager(self) -> bool:
+        """Whether the training passes of the next gradient step run uncompiled, in a model that is compiled.
+
+        They do if the grower looks at them, and soon after growth.
+        """
+        return self._taps.eager
+
     def step(self, closure: Callable[[], Any] | None = None) -> list[Event]:
         """Look at the widths that are due after a gradient step, and grow them if the trigger asks for it.
 
@@ -280,7 +311,10 @@ class Grower:
         self._stepped, taps.forward_passes, taps.backward_passes = False, 0, 0
         events: list[Event] = []
         if not stepped:
-            self._warn("no optimizer step since the last call of grower.step(): call it after optimizer.step()")
+            self._warn(
+                "no optimizer step since the last call of grower.step(): call it after optimizer.step(), and if you "
+                "have replaced the optimizer, tell the grower: grower.optimizers = optimizer"
+            )
         elif passes == 0:
             self._warn(
                 "the model has not run in training mode with gradients since the last step, so it cannot be measured: "
@@ -299,9 +333,15 @@ class Grower:
             if due := [layer for layer in self._layers if layer.name in names]:
                 events = self._look(due, closure)
         taps.clear_records()
-        taps.want(self._next_looks())
+        self._prepare_passes()
         self.buffer.clear_activations()
         return events
+
+    def _prepare_passes(self) -> None:
+        """Record what the next look needs; a model that has just grown runs uncompiled, as it may grow again soon."""
+        events = self.history.events
+        grown = bool(events) and self.steps - events[-1].step < MAX_INTERVAL
+        self._taps.want(self._next_looks(), eagerly=grown)
 
     def _next_looks(self) -> frozenset[str]:
         """Names of the widths to look at after the next gradient step."""
@@ -309,7 +349,9 @@ class Grower:
         return self._schedule.due(self.steps + 1) - full
 
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
-        assert self._layers is not None
+        assert self._layers is not None and self._widths is not None
+        if problem := self._widths.differs_from(self.model):
+            raise ValueError(f"{problem}: call grower.detach() and make a new Grower for the changed model")
         for layer in due:
             if any(seen.stale for seen in layer.all_seen):
                 for seen in layer.all_seen:
@@ -531,7 +573,7 @@ class Grower:
         self.steps = state["steps"]
         self._taps.clear_records()
         self._check_budget()
-        self._taps.want(self._next_looks())
+        self._prepare_passes()
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
         self.buffer.clear()
         self.buffer.calls[:], self.buffer.pending[:] = calls, pending
@@ -549,12 +591,7 @@ class Grower:
                 optimizers' state can still be saved or trained with.
         """
         self._taps.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        if self.ages and not keep_ages:
-            for optimizer in self.optimizers:
-                forget(optimizer)
+        self._leave_optimizers(keep_ages)
 
     # --- helpers -----------------------------------------------------------------------------------------
 
@@ -565,6 +602,16 @@ class Grower:
         if (key or message) not in self._warned:
             self._warned.add(key or message)
             warnings.warn(message, stacklevel=4)
+
+
+def _checked(model: nn.Module, optimizer: Optimizers) -> list[Optimizer]:
+    """Return the optimizers as a list; raise unless they train the model and can be resized."""
+    optimizers = as_list(optimizer)
+    if not optimizers:
+        raise TypeError("optimizer: expected the optimizer that trains the model")
+    _check_supported(optimizers)
+    check_optimizers(model, dict(model.named_parameters()), optimizers)
+    return optimizers
 
 
 def _check_supported(optimizers: Sequence[Optimizer]) -> None:

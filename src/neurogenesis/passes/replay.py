@@ -55,6 +55,12 @@ class Call:
         args, kwargs = tree_map_only(Tensor, Tensor.clone, (self.args, self.kwargs))
         return Call.from_parts(args, kwargs, self.autocast)
 
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Call:
+        """The same call with other tensors."""
+        given = iter(tensors)
+        args, kwargs = tree_map_only(Tensor, lambda _: next(given), (self.args, self.kwargs))
+        return Call.from_parts(args, kwargs, self.autocast)
+
     @property
     def intact(self) -> bool:
         """Whether the arguments have not been modified in place since the call was recorded."""
@@ -177,15 +183,38 @@ def _seed(devices: Iterable[torch.device], seed: int) -> None:
         torch.manual_seed(seed)
 
 
+def is_export() -> bool:
+    """Whether the current pass only exports or traces the model."""
+    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+
+
+NOT_IN_GRAPHS = (
+    "the grower looks at this training pass, which therefore cannot be part of a graph: call model.compile() before "
+    "Grower(model, optimizer), or pass the compiled model, as in Grower(torch.compile(model), optimizer); if a "
+    "function around the model is compiled with fullgraph=True, call that function uncompiled while grower.eager"
+)
+
+
 class Hook:
-    """A hook that does nothing in copies and pickles of its module."""
+    """A hook that does nothing in copies and pickles of its module, nor while the module is exported or traced."""
 
     def __init__(self, action: Callable[..., Any] | None = None):
         self.action = action
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any) -> Any:
-        return None if self.action is None else self.action(*args)
+        return None if self.action is None or is_export() else self.act(*args)
+
+    @torch.compiler.disable(reason=NOT_IN_GRAPHS)  # type: ignore[no-untyped-call,untyped-decorator]
+    def act(self, *args: Any) -> Any:
+        assert self.action is not None
+        return self.action(*args)
+
+    @property
+    def __name__(self) -> str:  # torch.jit.script asks for it
+        raise AttributeError(
+            "torch.jit.script cannot compile a model that is watched by a Grower: call grower.detach() first, or use "
+            "torch.jit.trace or torch.export.export"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook()

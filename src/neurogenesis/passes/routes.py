@@ -162,6 +162,7 @@ def _is_weight(model: nn.Module, tensor: str) -> bool:
 def _why_not_called(axes: Sequence[Axis], modules: Mapping[str, nn.Module]) -> str:
     names = list(dict.fromkeys(axis.module for axis in axes))
     for name in names:
+        name = name if name in modules else name.rpartition(".")[0]  # 2 of 2.weight_orig
         why = why_not_watched(modules[name]) if name in modules else None
         if why is not None:
             return f"{name} {why}"

@@ -17,6 +17,7 @@ from ..structure.axes import Axis
 from ..structure.tracing import is_internal_run, tensors_in
 from ..structure.wrappers import active_wrapper
 from .buffers import Buffer
+from .compiled import EagerPasses, PassHook
 from .ranks import ALONE, Ranks
 from .replay import Call, Hook, observe
 from .seen import Seen
@@ -31,6 +32,7 @@ class Taps:
         on_first_call: called once before the first training pass, with its arguments.
         keep_inputs: whether to store the inputs of every pass in the buffer.
         on_ranks: called in the first pass that runs in several processes, and whenever these change.
+        wrapper: what `torch.compile` made of the model, if the user calls that.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Taps:
         on_first_call: Callable[[Call], None] | None = None,
         keep_inputs: bool = True,
         on_ranks: Callable[[Ranks], None] | None = None,
+        wrapper: nn.Module | None = None,
     ):
         self.model, self.buffer, self.keep_inputs = model, buffer, keep_inputs
         self.forward_passes = 0  # training passes since the last step
@@ -59,10 +62,13 @@ class Taps:
         self._inputs: dict[tuple[str, ...], Tensor] = {}
         self._points: list[tuple[nn.Module, Any, Callable[[Tensor], None]]] = []  # where inputs and outputs are read
         self._point_handles: list[Any] = []
+        self._pass_hooks = [PassHook(self._before_forward, observer=self), PassHook(self._after_forward)]
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
-            model.register_forward_hook(Hook(self._after_forward), always_call=True),
+            model.register_forward_pre_hook(self._pass_hooks[0], with_kwargs=True),
+            model.register_forward_hook(self._pass_hooks[1], always_call=True),
         ]
+        self._eager_passes = EagerPasses(model, wrapper)
+        self.run_eagerly(True)  # to find the widths before the first pass
 
     def watch(self, widths: Sequence[Seen], norms: bool = True) -> None:
         """Record the inputs and gradients of widths and, if `norms`, the norms of their parameters' gradients."""
@@ -88,13 +94,28 @@ class Taps:
 
         self._points.append((module, side, act))
 
-    def want(self, names: frozenset[str]) -> None:
-        """Record these widths in the next passes; without any, modules have no hooks, which take time."""
+    def want(self, names: frozenset[str], eagerly: bool = False) -> None:
+        """Record these widths in the next passes; without any, modules have no hooks, which take time.
+
+        Passes that are recorded run eagerly even if the model is compiled, and all if `eagerly`.
+        """
         self.wanted = names
+        self.run_eagerly(bool(names) or eagerly)
         if names and not self._point_handles:
             self._point_handles = [observe(*point) for point in self._points]
         elif not names:
             _remove(self._point_handles)
+
+    def run_eagerly(self, eager: bool) -> None:
+        """Run the next training passes eagerly, or compiled if the user compiles the model."""
+        for hook in self._pass_hooks:
+            hook.eager = eager
+        self._eager_passes.switch(eager)
+
+    @property
+    def eager(self) -> bool:
+        """Whether the next training passes run eagerly."""
+        return self._pass_hooks[0].eager
 
     def _tap_gradient(self, seen: Seen, axis: Axis, role: str) -> None:
         path, _, name = axis.tensor.rpartition(".")
@@ -132,6 +153,8 @@ class Taps:
             return  # frozen for the time being, as a discriminator while the generator is trained
         if torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes a pass inside the backward pass
+        if self._eager_passes.bypassed:
+            raise RuntimeError("model.compile() was called after Grower(model, optimizer): call it before")
         self._find_ranks()
         latest = self.buffer.latest or self._call
         if latest is not None and not latest.intact:
@@ -149,6 +172,18 @@ class Taps:
         self._tapped.clear()
         self._inputs.clear()
         self.forward_passes += 1
+
+    def note(self, inputs: Sequence[Tensor]) -> None:
+        """Note a training pass that runs compiled; arguments other than tensors are those of the last eager pass."""
+        if self.muted:
+            return
+        self._find_ranks()
+        self.forward_passes += 1
+        self.backward_visible = False
+        like = self._call
+        if self.keep_inputs and like is not None and len(like.tensors) == len(inputs):
+            copies = [tensor.clone() for tensor in inputs]  # the graph may reuse their memory
+            self.buffer.add(like.with_tensors(copies))
 
     def _find_ranks(self) -> None:
         """Find the processes of the `DistributedDataParallel` that runs the model."""
@@ -206,6 +241,7 @@ class Taps:
     def remove(self) -> None:
         _remove(self._handles)
         _remove(self._point_handles)
+        self.run_eagerly(False)
         self._points.clear()
         self.muted, self._call = True, None
         self.clear_records()

@@ -280,7 +280,9 @@ class Structure:
             actual = tuple(tensors[name].shape) if name in tensors else None
             expected = tuple(map(size, self.axes[name])) if name in self.axes else None
             if actual != expected:
-                return f"the model has changed ({name} has shape {actual}, not {expected})"
+                other = "is missing" if actual is None else "is new"
+                known = actual is not None and expected is not None
+                return f"the model has changed ({name} {f'has shape {actual}, not {expected}' if known else other})"
         return None
 
     def attribute_values(self, sizes: Sizes | None = None) -> list[tuple[str, str, int]]:

@@ -9,6 +9,7 @@ inputs, and the attributes of its modules and the random state are restored.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -476,6 +477,8 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
     with ExitStack() as stack:
         stack.enter_context(internal_run(model))
         stack.enter_context(_preserved(model, training))
+        stack.enter_context(warnings.catch_warnings())  # of our hooks, by compiled modules inside the model
+        warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
         for handle in (
             register_module_forward_pre_hook(tracer.enter),
             register_module_forward_hook(tracer.leave, with_kwargs=True, always_call=True),

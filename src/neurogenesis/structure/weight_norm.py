@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 
 _LENGTHS = {".parametrizations.weight.original1": ".parametrizations.weight.original0", ".weight_v": ".weight_g"}
@@ -61,5 +62,10 @@ def why_not_watched(module: nn.Module) -> str | None:
         return (
             "uses torch.nn.utils.weight_norm, which writes to the layer in every forward pass: use "
             "torch.nn.utils.parametrizations.weight_norm instead"
+        )
+    if any(isinstance(each, BasePruningMethod) for each in module._forward_pre_hooks.values()):
+        return (
+            "has a mask of torch.nn.utils.prune: call prune.remove(layer, 'weight') first, or use a trigger and an "
+            "initialization that measure nothing, such as triggers.Linear and 'random'"
         )
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -115,8 +116,9 @@ def _held_elsewhere(tensor: Tensor) -> bool:
 
 def _swap(tensor: Tensor, other: Tensor) -> None:
     """Swap the contents of two tensors; their identities, attributes and hooks stay."""
-    if _held_elsewhere(tensor) or _held_elsewhere(other):
+    if _held_elsewhere(tensor) or _held_elsewhere(other) or weakref.getweakrefs(tensor):
         # swap_tensors would raise, or break the backward pass of the graph; `ResizeTensor.commit` handles it.
+        # Weak references, which compiling and exporting leave, stay right, as the tensor keeps its identity.
         torch._C._swap_tensor_impl(tensor, other)
     else:
         other.__dict__.update(tensor.__dict__)

@@ -42,28 +42,43 @@ class StateEdit:
 
 
 def as_list(optimizers: Optimizers) -> list[Optimizer]:
-    """Return one, several or no optimizers as a list."""
+    """Return one, several or no optimizers as a list, with the optimizers inside wrappers."""
     if optimizers is None:
         return []
-    one = isinstance(optimizers, Optimizer) or hasattr(optimizers, "optimizer")
+    one = isinstance(optimizers, Optimizer) or _wrapped(optimizers) is not None
     given: list[Any] = [optimizers] if one else list(optimizers)  # type: ignore[arg-type]
-    return [_unwrap(optimizer) for optimizer in given]
+    return list(dict.fromkeys(each for optimizer in given for each in _unwrapped(optimizer)))
 
 
-def _unwrap(optimizer: Any) -> Any:
-    """Return the optimizer inside a wrapper such as Accelerate's or Lightning's, which is of its class too."""
-    while (inner := getattr(optimizer, "optimizer", None)) is not None and (
-        not hasattr(optimizer, "_optimizer_step_post_hooks") or isinstance(optimizer, type(inner))
-    ):
-        optimizer = inner
-    return optimizer
+def _unwrapped(optimizer: Any) -> list[Any]:
+    """The optimizer inside a wrapper and, if the wrapper has state of its own, such as SAM, the wrapper.
+
+    The one inside comes first: it makes the steps. Accelerate's wrapper has no hooks; Lightning's is of the class of
+    the optimizer inside, whose state it shows.
+    """
+    inner = _wrapped(optimizer)
+    if inner is None:
+        return [optimizer]
+    if not hasattr(optimizer, "_optimizer_step_post_hooks") or isinstance(optimizer, type(inner)):
+        return _unwrapped(inner)
+    return [*_unwrapped(inner), optimizer] if _parameters(inner) == _parameters(optimizer) else [optimizer]
+
+
+def _wrapped(optimizer: Any) -> Any:
+    """What a wrapper holds: an optimizer, or another wrapper of one; None if it is no wrapper."""
+    found = (getattr(optimizer, name) for name in ("optimizer", "base_optimizer") if hasattr(optimizer, name))
+    return next((each for each in found if isinstance(each, Optimizer) or _wrapped(each) is not None), None)
+
+
+def _parameters(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def check_optimizers(model: nn.Module, resized: Iterable[str], optimizers: Sequence[Optimizer]) -> None:
     """Raise ValueError unless the optimizers, if any, hold every resized parameter that is trained."""
     if not optimizers:
         return
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    held = set().union(*map(_parameters, optimizers))
     parameters = dict(model.named_parameters())
     if not any(id(parameter) in held for parameter in parameters.values()):
         raise ValueError("the optimizer holds none of the model's parameters: it was created for another model")

@@ -6,6 +6,7 @@ stay valid. Gradients and optimizer state are padded or cut along the same axes.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.optim import Optimizer
 
 from ..structure.axes import named_tensors, unwrapped
@@ -28,6 +30,7 @@ from ..structure.wrappers import rebuild_reducers
 from .ages import add_hooks, release_memory
 from .operations import Operation, ResizeTensor, SetAttribute
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
+from .recompiling import renew_recompile_limits
 
 # New values by parameter name, stacked along the axis that grows; other parameters get their defaults. If a parameter
 # grows along two axes of the same width, use keys of name and axis.
@@ -89,6 +92,7 @@ class Plan:
         for target in targets:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
             shared = shared_memory(tensors)
+            _check_programs({name: tensors[name] for name in edits if name in tensors})
             for name, own in edits.items():
                 if name in shared:
                     raise ValueError(shared_memory_error(name, shared[name]))
@@ -159,6 +163,8 @@ class Surgery:
             if self.ages and self._grown:
                 for each in self.optimizers:
                     add_hooks(each)
+            if self._applied:
+                renew_recompile_limits()
         self._applied.clear()
 
 
@@ -340,11 +346,21 @@ def _check_tensor(name: str, tensor: Tensor | None, edits: Sequence[Edit], added
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, which new values do not fit: {_CHANGED}")
     if tensor.grad is not None and tensor.grad.layout is not torch.strided:
         raise ValueError(f"{name} has a sparse gradient: call optimizer.step() and zero_grad() first")
-    if weakref.getweakrefs(tensor):
-        raise RuntimeError(
-            f"{name} cannot be resized while there is a weak reference to it, such as from an exported "
-            "program: delete that first"
-        )
+
+
+def _check_programs(tensors: Mapping[str, Tensor]) -> None:
+    """Raise an error if an exported program contains one of the tensors: it has their sizes built in.
+
+    Exporting leaves weak references to parameters, so that programs need be looked for only if there are some.
+    """
+    if not any(weakref.getweakrefs(tensor) for tensor in tensors.values()):
+        return
+    gc.collect()  # programs that were deleted may wait for it
+    programs = [each for each in gc.get_objects() if type(each) is ExportedProgram]
+    held = {id(tensor) for program in programs for tensor in program.state_dict.values()}
+    for name, tensor in tensors.items():
+        if id(tensor) in held:
+            raise RuntimeError(f"{name} cannot be resized while an exported program contains it: delete that first")
 
 
 def pad_for_growth(key: tuple[str, int], values: Tensor, plans: Sequence[Plan]) -> Tensor:
