@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..structure.axes import named_tensors, unwrapped
+from ..structure.axes import layer_of, named_tensors, unwrapped
 from ..structure.edits import Change, Edit, edited, grouped
 from ..structure.fills import FanIn
 from ..structure.memory import shared_memory, shared_memory_error
@@ -37,6 +37,7 @@ Values = Mapping[str, Tensor] | Mapping[tuple[str, int], Tensor]
 class Plan:
     """A growth or shrinkage of one width: edits of tensors and module attributes, and changes of existing entries.
 
+    `averaged` are the changes of an averaged copy of the model, whose weights differ; None if they are the same.
     Print it to read it, `check` it against a model, and `apply` it. If applying fails, nothing is changed.
     """
 
@@ -46,6 +47,7 @@ class Plan:
     edits: tuple[Edit, ...]
     attributes: tuple[tuple[str, str, int, int], ...]  # module path, attribute, old value, new value
     changes: tuple[Change, ...] = ()
+    averaged: tuple[Change, ...] | None = None
 
     def __str__(self) -> str:
         verb = "grow" if self.after > self.before else "shrink"
@@ -81,18 +83,21 @@ class Plan:
         """Check the plan and return the operations that it consists of."""
         result: list[Operation] = []
         edits, model = grouped(self.edits), unwrapped(model)
-        changes = {change.tensor: change.added for change in self.changes}
         if ema is not None:
             check_average(model, ema)
         targets = [model] if ema is None else [model, averaged_model(ema)]
         for target in targets:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
             shared = shared_memory(tensors)
-            for name, own in edits.items():
+            made = self.changes if target is model or self.averaged is None else self.averaged
+            changes = {change.tensor: change.added for change in made}
+            for name in dict.fromkeys([*edits, *changes]):
+                own = edits.get(name, [])
                 if name in shared:
                     raise ValueError(shared_memory_error(name, shared[name]))
                 _check_tensor(name, tensors.get(name), own, changes.get(name))
-                states = state_edits(name, tensors[name], own, optimizers, ages) if target is model else []
+                resized = own and target is model  # a change alone leaves the optimizer's state as it is
+                states = state_edits(name, tensors[name], own, optimizers, ages) if resized else []
                 result.append(ResizeTensor(tensors[name], own, states, changes.get(name)))
             for path, name, before, after in self.attributes:
                 if getattr(modules.get(path), name, None) != before:
@@ -210,9 +215,25 @@ def plan_neurons(
 
 
 def plan_shrinkage(
-    model: nn.Module, width: str | Width, neurons: Sequence[int], *, example: Example | None = None
+    model: nn.Module,
+    width: str | Width,
+    neurons: Sequence[int],
+    changes: Mapping[str, Tensor] | None = None,
+    *,
+    averaged: Mapping[str, Tensor] | None = None,
+    example: Example | None = None,
 ) -> Plan:
-    """Plan to remove neurons from a width; arguments as in `shrink`."""
+    """Plan to remove neurons from a width.
+
+    Args:
+        model: the model.
+        width: the width, or its name.
+        neurons: the indices of the neurons.
+        changes: tensors to add to existing parameters of the width, or of layers that consume it, by name; in their
+            present shape.
+        averaged: the same for an averaged copy of the model; by default the same changes.
+        example: an input of the model, required if its widths are not known.
+    """
     model = unwrapped(model)
     found = _find_width(model, width, example)
     if found.fixed is not None:
@@ -226,8 +247,14 @@ def plan_shrinkage(
         raise IndexError(f"{found.name} has neurons 0 to {found.size - 1}: {neurons} is out of range")
     if len(chosen) == found.size:
         raise ValueError(f"{found.name}: cannot remove all {found.size} neurons: at least one must remain")
-    edits = found.structure.edits(found.atom, chosen, named_tensors(model), None)
-    return _plan(found, -len(chosen), edits)
+    tensors = named_tensors(model)
+    edits = found.structure.edits(found.atom, chosen, tensors, None)
+    made, of_average = (
+        [_change(found, name, added, edits, tensors) for name, added in (each or {}).items()]
+        for each in (changes, averaged)
+    )
+    plan = _plan(found, -len(chosen), edits, made)
+    return plan if averaged is None else replace(plan, averaged=tuple(of_average))
 
 
 def shrink(
@@ -293,8 +320,10 @@ def _with_values(edit: Edit, given: Mapping[Any, Tensor]) -> Edit:
 
 
 def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Change:
-    own = [edit for edit in edits if edit.tensor == name]
-    if not own:
+    places = [(edit.axis, edit.role) for edit in edits if edit.tensor == name]
+    if not places and name in tensors and layer_of(name) in {axis.module for axis in width.consumers}:
+        places = [(0, "consumer")]  # its bias
+    if not places:
         raise ValueError(f"changes of {width.name}: {name!r} does not belong to this width")
     if added.shape != tensors[name].shape:
         shapes = f"expected shape {tuple(tensors[name].shape)}, got {tuple(added.shape)}"
@@ -302,7 +331,7 @@ def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tenso
     if not added.isfinite().all():
         raise ValueError(f"changes of {name}: the values are not all finite")
     # If the width is on two axes of a parameter, report the one along which fewer positions change.
-    made = [Change(name, edit.axis, added.detach(), edit.role) for edit in own]
+    made = [Change(name, axis, added.detach(), role) for axis, role in places]
     return min(made, key=lambda change: len(change.positions))
 
 
