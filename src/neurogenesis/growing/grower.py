@@ -35,6 +35,7 @@ from ..surgery.reach import fan_ins_of
 from ..triggers import Decision
 from .budget import affordable, rounded_up, shares
 from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
+from .dying import DeadNeurons
 from .overview import overview
 from .schedule import Schedule
 
@@ -67,6 +68,8 @@ class Grower:
         margin: whether random fan-in is balanced, and its norm larger than that of the present neurons by as much as
             one gradient step can move it; see `neurogenesis.surgery.reach`. Otherwise it has the mean norm of the
             present neurons, as in the paper.
+        prune: whether neurons are dropped that have died, so that they give their consumers a constant on the latest
+            inputs; see `neurogenesis.growing.dying` for how long they must have been dead.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -100,6 +103,7 @@ class Grower:
         ema: nn.Module | None = None,
         ages: bool = True,
         margin: bool = True,
+        prune: bool = False,
     ):
         self.model = unwrapped(model)
         self.optimizers = as_list(optimizer)
@@ -127,7 +131,7 @@ class Grower:
         self.exclude = _check_patterns(exclude, "exclude")
         self.tie = tie
         self.ema = ema
-        self.ages, self.margin = ages, margin
+        self.ages, self.margin, self.prune = ages, margin, prune
         self.history = History()
         self.steps = 0  # number of gradient steps
         self.buffer = Buffer(self.model, buffer or (128 if has_convolutions(self.model) else 1568))
@@ -141,7 +145,8 @@ class Grower:
         self._warned_few_samples: set[str] = set()
         self._measured: set[str] = set()  # layers whose activations have been measured
         self._handles: list[Any] = []
-        keep_inputs = not self.strategy.uses.isdisjoint({"activations", "trials"})
+        self._dead: DeadNeurons | None = None
+        keep_inputs = prune or not self.strategy.uses.isdisjoint({"activations", "trials"})
         self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs)
         try:
             for each in self.optimizers:
@@ -172,6 +177,10 @@ class Grower:
             self.strategy.trigger.start(layer)
         self._layers = layers
         self._first_call = call
+        if self.prune:
+            self._dead = DeadNeurons(self.model, layers, self.buffer)
+            for name, reason in self._dead.problems.items():
+                self._warn(f"dead neurons of {name} are not dropped: {reason}")
         if "activations" in self.strategy.trigger.needs:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
         self._schedule.start(layer.name for layer in layers)
@@ -213,7 +222,7 @@ class Grower:
             closure: a function that runs the model and returns the loss; required by 'nest' on convolutions.
 
         Returns:
-            The growth events of this step, often none.
+            The events of this step, often none: growth and, with `prune`, neurons dropped.
         """
         with ordinary_tensors(), torch.no_grad():
             return self._step(closure)
@@ -243,6 +252,8 @@ class Grower:
             names = self._schedule.due(self.steps)
             if due := [layer for layer in self._layers if layer.name in names]:
                 events = self._look(due, closure)
+            if self._dead is not None:
+                events = events + self._drop(self._dead)
         taps.clear_records()
         taps.want(self._next_looks())
         self.buffer.clear_activations()
@@ -404,6 +415,29 @@ class Grower:
             self.strategy.trigger.resized(layer, done)
         return events
 
+    def _drop(self, dead: DeadNeurons) -> list[Event]:
+        """Drop the neurons that have been dead for long enough, from all widths or, if that fails, from none."""
+        started = time.perf_counter()
+        self.buffer.drop_overwritten()
+        found = dead.look(self.steps, dead.patience(self.optimizers))
+        events: list[Event] = []
+        done: dict[Layer, Plan] = {}
+        with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
+            for layer, drop in found.items():
+                plan = dead.plan(layer, drop, self.round_to, self.ema)
+                if plan is not None:
+                    surgery.apply(plan)
+                    done[layer] = plan
+                    seconds = (time.perf_counter() - started) / len(found)
+                    events.append(Event(self.steps, layer.name, plan.before, plan.after, None, None, seconds))
+        self.history.events += events
+        if done:
+            dead.dropped(found, done)
+            for layer in self._layers or ():
+                self.strategy.trigger.resized(layer, list(done.values()))
+            self._check_budget()
+        return events
+
     # --- saving and loading ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -427,6 +461,7 @@ class Grower:
             "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
             "example": None if first is None else (first.args, first.kwargs, first.autocast),
             "history": self.history.state_dict(),
+            "dead": None if self._dead is None else self._dead.state(),
         }
 
     @torch.no_grad()
@@ -465,6 +500,8 @@ class Grower:
         self.buffer.clear_activations()
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
+        if self._dead is not None:
+            self._dead.load(state.get("dead") or {})
 
     def _resize(self, sizes: Mapping[str, int]) -> None:
         """Resize widths at their ends, with arbitrary values that the caller then loads over."""

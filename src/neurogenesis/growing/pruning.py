@@ -119,7 +119,7 @@ def _takes_constant(module: nn.Linear | _ConvNd) -> bool:
 
 
 def measure(
-    model: nn.Module, buffer: Buffer, consumers: Mapping[Width, Sequence[Consumer]], *, evaluation: bool
+    buffer: Buffer, consumers: Mapping[Width, Sequence[Consumer]], *, evaluation: bool
 ) -> dict[Width, list[Moments] | str]:
     """Moments of what each consumer of each width gets on buffered inputs, or why there are none."""
     points = {
@@ -279,7 +279,7 @@ def _measurable(
     found = {width: find_consumers(model, width) for width in chosen}
     consumers = {width: own for width, own in found.items() if not isinstance(own, str)}
     problems = {width.name: own for width, own in found.items() if isinstance(own, str)}
-    for width, own in measure(model, _buffer(model, call), consumers, evaluation=True).items():
+    for width, own in measure(_buffer(model, call), consumers, evaluation=True).items():
         if isinstance(own, str):
             problems[width.name] = own
             del consumers[width]
@@ -303,7 +303,7 @@ def _measured(
     """Moments at all consumers on all inputs."""
     totals: dict[Width, list[Moments]] = {}
     for call in calls:
-        for width, own in measure(model, _buffer(model, call), consumers, evaluation=True).items():
+        for width, own in measure(_buffer(model, call), consumers, evaluation=True).items():
             if isinstance(own, str):
                 raise ValueError(f"prune: {width.name} cannot be measured on all inputs: {own}")
             before = totals.get(width)

@@ -210,8 +210,7 @@ def plan_neurons(
     known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
-    made = [_change(found, name, added, edits, tensors) for name, added in (changes or {}).items()]
-    return _plan(found, count, edits, [change for change in made if len(change.positions)])
+    return _plan(found, count, edits, _changes(found, changes or {}, edits, tensors))
 
 
 def plan_shrinkage(
@@ -249,12 +248,8 @@ def plan_shrinkage(
         raise ValueError(f"{found.name}: cannot remove all {found.size} neurons: at least one must remain")
     tensors = named_tensors(model)
     edits = found.structure.edits(found.atom, chosen, tensors, None)
-    made, of_average = (
-        [_change(found, name, added, edits, tensors) for name, added in (each or {}).items()]
-        for each in (changes, averaged)
-    )
-    plan = _plan(found, -len(chosen), edits, made)
-    return plan if averaged is None else replace(plan, averaged=tuple(of_average))
+    plan = _plan(found, -len(chosen), edits, _changes(found, changes or {}, edits, tensors))
+    return plan if averaged is None else replace(plan, averaged=_changes(found, averaged, edits, tensors))
 
 
 def shrink(
@@ -319,6 +314,14 @@ def _with_values(edit: Edit, given: Mapping[Any, Tensor]) -> Edit:
     return replace(edit, values=values.detach().to(usual))
 
 
+def _changes(
+    width: Width, given: Mapping[str, Tensor], edits: Sequence[Edit], tensors: Mapping[str, Tensor]
+) -> tuple[Change, ...]:
+    """Changes of existing parameters, without those that change nothing."""
+    made = [_change(width, name, added, edits, tensors) for name, added in given.items()]
+    return tuple(change for change in made if len(change.positions))
+
+
 def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Change:
     places = [(edit.axis, edit.role) for edit in edits if edit.tensor == name]
     if not places and name in tensors and layer_of(name) in {axis.module for axis in width.consumers}:
@@ -335,9 +338,9 @@ def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tenso
     return min(made, key=lambda change: len(change.positions))
 
 
-def _plan(width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Change] = ()) -> Plan:
+def _plan(width: Width, change: int, edits: Sequence[Edit], changes: tuple[Change, ...] = ()) -> Plan:
     attributes = width.structure.attribute_changes(width.atom, change)
-    return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes), tuple(changes))
+    return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes), changes)
 
 
 def _ranges(positions: Tensor) -> str:
