@@ -13,7 +13,6 @@ neuron this time begins after it was added.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -50,7 +49,7 @@ class DeadNeurons:
 
     def patience(self, optimizers: Sequence[Optimizer]) -> int:
         """Number of gradient steps for which a neuron must have been dead."""
-        return max(math.ceil(5 / (1 - momentum(optimizers))), len(self.buffer.calls))
+        return max(round(5 / (1 - momentum(optimizers))), len(self.buffer.calls))
 
     def look(self, step: int, patience: int) -> dict[Layer, Dropping]:
         """What to drop now, by layer."""

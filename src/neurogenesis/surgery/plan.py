@@ -210,7 +210,8 @@ def plan_neurons(
     known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
-    return _plan(found, count, edits, _changes(found, changes or {}, edits, tensors))
+    places = [(edit.tensor, edit.axis, edit.role) for edit in edits]
+    return _plan(found, count, edits, _changes(found, changes or {}, places, tensors))
 
 
 def plan_shrinkage(
@@ -248,8 +249,11 @@ def plan_shrinkage(
         raise ValueError(f"{found.name}: cannot remove all {found.size} neurons: at least one must remain")
     tensors = named_tensors(model)
     edits = found.structure.edits(found.atom, chosen, tensors, None)
-    plan = _plan(found, -len(chosen), edits, _changes(found, changes or {}, edits, tensors))
-    return plan if averaged is None else replace(plan, averaged=_changes(found, averaged, edits, tensors))
+    consumers = {axis.module for axis in found.consumers}
+    places = [(edit.tensor, edit.axis, edit.role) for edit in edits]
+    places += [(name, 0, "consumer") for name in tensors.keys() - grouped(edits) if layer_of(name) in consumers]
+    plan = _plan(found, -len(chosen), edits, _changes(found, changes or {}, places, tensors))
+    return plan if averaged is None else replace(plan, averaged=_changes(found, averaged, places, tensors))
 
 
 def shrink(
@@ -315,26 +319,36 @@ def _with_values(edit: Edit, given: Mapping[Any, Tensor]) -> Edit:
 
 
 def _changes(
-    width: Width, given: Mapping[str, Tensor], edits: Sequence[Edit], tensors: Mapping[str, Tensor]
+    width: Width,
+    given: Mapping[str, Tensor],
+    places: Sequence[tuple[str, int, str]],
+    tensors: Mapping[str, Tensor],
 ) -> tuple[Change, ...]:
-    """Changes of existing parameters, without those that change nothing."""
-    made = [_change(width, name, added, edits, tensors) for name, added in given.items()]
+    """Changes of existing parameters, without those that change nothing.
+
+    `places` are the name, axis and role of all that may be changed; of several axes of a tensor, the one is reported
+    along which the fewest positions change.
+    """
+    made = [_change(width, name, added, places, tensors) for name, added in given.items()]
     return tuple(change for change in made if len(change.positions))
 
 
-def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Change:
-    places = [(edit.axis, edit.role) for edit in edits if edit.tensor == name]
-    if not places and name in tensors and layer_of(name) in {axis.module for axis in width.consumers}:
-        places = [(0, "consumer")]  # its bias
-    if not places:
+def _change(
+    width: Width,
+    name: str,
+    added: Tensor,
+    places: Sequence[tuple[str, int, str]],
+    tensors: Mapping[str, Tensor],
+) -> Change:
+    own = [(axis, role) for tensor, axis, role in places if tensor == name]
+    if not own:
         raise ValueError(f"changes of {width.name}: {name!r} does not belong to this width")
     if added.shape != tensors[name].shape:
         shapes = f"expected shape {tuple(tensors[name].shape)}, got {tuple(added.shape)}"
         raise ValueError(f"changes of {name}: {shapes}")
     if not added.isfinite().all():
         raise ValueError(f"changes of {name}: the values are not all finite")
-    # If the width is on two axes of a parameter, report the one along which fewer positions change.
-    made = [Change(name, axis, added.detach(), role) for axis, role in places]
+    made = [Change(name, axis, added.detach(), role) for axis, role in own]
     return min(made, key=lambda change: len(change.positions))
 
 
