@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from .growing.pruning import prune
     from .history import Event, History
     from .initializations import Neurons
+    from .integrations.checkpoints import load, load_state_dict, save
     from .layer import Layer
     from .strategies import Strategy
     from .structure import rules
     from .structure.widths import Width, Widths, widths
     from .surgery import ages
     from .surgery.plan import Plan, plan_shrinkage, shrink
+    from .surgery.resizing import resize
     from .triggers import Decision
 
     __version__: str
@@ -37,13 +39,17 @@ __all__ = [
     "ages",
     "grow",
     "initializations",
+    "load",
+    "load_state_dict",
     "metrics",
     "narrow",
     "nn",
     "plan_growth",
     "plan_shrinkage",
     "prune",
+    "resize",
     "rules",
+    "save",
     "shrink",
     "strategies",
     "triggers",
@@ -57,12 +63,14 @@ _HOMES = {
     "growing.pruning": ["prune"],
     "history": ["Event", "History"],
     "initializations": ["Neurons"],
+    "integrations.checkpoints": ["load", "load_state_dict", "save"],
     "layer": ["Layer"],
     "strategies": ["Strategy"],
     "structure": ["rules"],
     "structure.widths": ["Width", "Widths", "widths"],
     "surgery": ["ages"],
     "surgery.plan": ["Plan", "plan_shrinkage", "shrink"],
+    "surgery.resizing": ["resize"],
     "triggers": ["Decision"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -1,32 +1,16 @@
-"""Files that are written completely or not at all, and errors that say which one failed."""
+"""JSON files, and errors that say which file failed."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..files import replace_file
 from .errors import UsageError
-from .record import CHECKPOINT_FILE, PARTIAL_SUFFIX, STUDY_FILE
-
-
-def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Call `write` with a temporary path and move the result to `path` once it is on disk.
-
-    If writing fails, as on a full disk, the old file stays as it was.
-    """
-    partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    try:
-        write(partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+from .record import CHECKPOINT_FILE, STUDY_FILE
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -38,8 +38,6 @@ LOG_FILE = "log.txt"
 LOCK_FILE = "lock"
 TENSORBOARD_DIRECTORY = "tensorboard"
 STUDY_FILE = "study.json"
-PARTIAL_SUFFIX = ".part"
-"""Ends the name of a file while it is being written."""
 
 REPORTED_FILES = (SETTINGS_FILE, ENVIRONMENT_FILE, STEPS_FILE, EPOCHS_FILE, RESULT_FILE, FAILURE_FILE)
 """What a report reads."""

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from ..files import PARTIAL_SUFFIX, replace_file
 from .errors import UsageError
-from .files import damaged, read_json, replace_file, write_json, writing_to
+from .files import damaged, read_json, write_json, writing_to
 from .parsing import INVALID, parse, to_json
 from .record import (
     CHECKPOINT_FILE,
@@ -27,7 +28,6 @@ from .record import (
     EPOCHS_FILE,
     FAILURE_FILE,
     LOCK_FILE,
-    PARTIAL_SUFFIX,
     RESULT_FILE,
     RUN_FILES,
     SETTINGS_FILE,

@@ -19,8 +19,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from ..files import replace_file
 from .errors import UsageError
-from .files import replace_file
 from .presets import settings_from
 from .record import FAILURE_FILE, LOCK_FILE, LOG_FILE, SETTINGS_FILE
 from .settings import Settings

@@ -30,8 +30,9 @@ from ..structure.tracing import Example
 from ..structure.widths import Widths, last_widths, widths
 from ..surgery.ages import forget, resume
 from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
-from ..surgery.plan import Plan, Surgery, check_average, pad_for_growth, plan_neurons, plan_shrinkage
+from ..surgery.plan import Plan, Surgery, check_average, pad_for_growth, plan_neurons
 from ..surgery.reach import fan_ins_of
+from ..surgery.resizing import resize_widths
 from ..triggers import Decision
 from .budget import affordable, rounded_up, shares
 from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
@@ -481,7 +482,9 @@ class Grower:
                 f"the state is of other widths: {sorted(saved_names - own_names)} only in the state, "
                 f"{sorted(own_names - saved_names)} only in the grower"
             )
-        self._resize(state["sizes"])
+        if self._widths is not None:  # with arbitrary values: the state of the model is loaded afterwards
+            with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
+                resize_widths(surgery, self._widths, state["sizes"], torch.Generator().manual_seed(0))
         for layer in self._layers or ():
             saved = state["layers"][layer.name]
             layer.initial = saved["initial"]
@@ -502,18 +505,6 @@ class Grower:
         self.history.load_state_dict(state["history"])
         if self._dead is not None:
             self._dead.load(state.get("dead") or {})
-
-    def _resize(self, sizes: Mapping[str, int]) -> None:
-        """Resize widths at their ends, with arbitrary values that the caller then loads over."""
-        generator = torch.Generator().manual_seed(0)
-        with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
-            for name, size in sizes.items():
-                assert self._widths is not None
-                width = self._widths[name]
-                if size > width.size:
-                    surgery.apply(plan_neurons(self.model, width, size - width.size, generator=generator))
-                elif size < width.size:
-                    surgery.apply(plan_shrinkage(self.model, width, range(size, width.size)))
 
     def detach(self) -> None:
         """Remove all hooks from the model and the optimizers. The model keeps its size.

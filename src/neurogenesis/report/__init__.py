@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..experiments.errors import UsageError
-from ..experiments.files import replace_file
+from ..files import replace_file
 from .figures import Figure, Palette, against_static, figures
 from .markdown import markdown
 from .names import slug, strategy_name

@@ -8,7 +8,7 @@ from pathlib import Path
 import altair as alt
 import vl_convert
 
-from ..experiments.files import replace_file
+from ..files import replace_file
 from .figures.figure import Choice, Figure
 
 VEGA_LITE = ".".join(alt.SCHEMA_VERSION.split(".")[:2])

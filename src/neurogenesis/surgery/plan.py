@@ -211,7 +211,7 @@ def plan_neurons(
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
     places = [(edit.tensor, edit.axis, edit.role) for edit in edits]
-    return _plan(found, count, edits, _changes(found, changes or {}, places, tensors))
+    return plan_edits(found, count, edits, _changes(found, changes or {}, places, tensors))
 
 
 def plan_shrinkage(
@@ -252,7 +252,7 @@ def plan_shrinkage(
     consumers = {axis.module for axis in found.consumers}
     places = [(edit.tensor, edit.axis, edit.role) for edit in edits]
     places += [(name, 0, "consumer") for name in tensors.keys() - grouped(edits) if layer_of(name) in consumers]
-    plan = _plan(found, -len(chosen), edits, _changes(found, changes or {}, places, tensors))
+    plan = plan_edits(found, -len(chosen), edits, _changes(found, changes or {}, places, tensors))
     return plan if averaged is None else replace(plan, averaged=_changes(found, averaged, places, tensors))
 
 
@@ -352,7 +352,8 @@ def _change(
     return min(made, key=lambda change: len(change.positions))
 
 
-def _plan(width: Width, change: int, edits: Sequence[Edit], changes: tuple[Change, ...] = ()) -> Plan:
+def plan_edits(width: Width, change: int, edits: Sequence[Edit], changes: tuple[Change, ...] = ()) -> Plan:
+    """Plan of given edits, which change the size of a width by so many neurons."""
     attributes = width.structure.attribute_changes(width.atom, change)
     return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes), changes)
 

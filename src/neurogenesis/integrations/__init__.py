@@ -1,0 +1,1 @@
+"""Where people save and train: checkpoints, and one file for each framework."""
