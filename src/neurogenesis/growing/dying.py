@@ -53,7 +53,10 @@ class DeadNeurons:
 
     def look(self, step: int, patience: int) -> dict[Layer, Dropping]:
         """What to drop now, by layer."""
-        if not self.buffer.full or step % max(1, patience // LOOKS):
+        if step % max(1, patience // LOOKS):
+            return {}
+        self.buffer.drop_overwritten()
+        if not self.buffer.full:
             return {}
         own = {layer.width: consumers for layer, consumers in self.consumers.items()}
         measured = measure(self.buffer, own, evaluation=False)

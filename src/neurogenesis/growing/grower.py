@@ -419,9 +419,7 @@ class Grower:
     def _drop(self, dead: DeadNeurons) -> list[Event]:
         """Drop the neurons that have been dead for long enough, from all widths or, if that fails, from none."""
         started = time.perf_counter()
-        self.buffer.drop_overwritten()
         found = dead.look(self.steps, dead.patience(self.optimizers))
-        events: list[Event] = []
         done: dict[Layer, Plan] = {}
         with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
             for layer, drop in found.items():
@@ -429,14 +427,17 @@ class Grower:
                 if plan is not None:
                     surgery.apply(plan)
                     done[layer] = plan
-                    seconds = (time.perf_counter() - started) / len(found)
-                    events.append(Event(self.steps, layer.name, plan.before, plan.after, None, None, seconds))
+        if not done:
+            return []
+        dead.dropped(found, done)
+        for layer in self._layers or ():
+            self.strategy.trigger.resized(layer, list(done.values()))
+        self._check_budget()
+        seconds = (time.perf_counter() - started) / len(done)
+        events = [
+            Event(self.steps, layer.name, plan.before, plan.after, None, None, seconds) for layer, plan in done.items()
+        ]
         self.history.events += events
-        if done:
-            dead.dropped(found, done)
-            for layer in self._layers or ():
-                self.strategy.trigger.resized(layer, list(done.values()))
-            self._check_budget()
         return events
 
     # --- saving and loading ------------------------------------------------------------------------------

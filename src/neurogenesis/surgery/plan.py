@@ -352,10 +352,10 @@ def _change(
     return min(made, key=lambda change: len(change.positions))
 
 
-def plan_edits(width: Width, change: int, edits: Sequence[Edit], changes: tuple[Change, ...] = ()) -> Plan:
-    """Plan of given edits, which change the size of a width by so many neurons."""
+def plan_edits(width: Width, change: int, edits: Sequence[Edit], changes: Sequence[Change] = ()) -> Plan:
+    """Plan to resize a width by edits of its axes, with the attributes that store its size."""
     attributes = width.structure.attribute_changes(width.atom, change)
-    return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes), changes)
+    return Plan(width.name, width.size, width.size + change, tuple(edits), tuple(attributes), tuple(changes))
 
 
 def _ranges(positions: Tensor) -> str:
