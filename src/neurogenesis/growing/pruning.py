@@ -372,15 +372,18 @@ def _sizes_within(
     }
     sizes, removed = {width: width.size for width in consumers}, {width: list[int]() for width in consumers}
     losses = {width: total_loss(states[width]) for width in consumers}
-    total = parameters(sizes)
+    tensors = {width: {axis.tensor for axis in width.axes} for width in consumers}
+    total, saved = parameters(sizes), dict[Width, int]()
+    stale = set(consumers)
     while total > limit:
-        open_widths = [width for width in consumers if sizes[width] > 1]
-        saved = {width: total - parameters(sizes | {width: sizes[width] - 1}) for width in open_widths}
-        width = min(open_widths, key=lambda each: float(losses[each].min()) / saved[each])
+        for width in stale:
+            saved[width] = total - parameters(sizes | {width: sizes[width] - 1})
+        width = min((each for each in consumers if sizes[each] > 1), key=lambda w: float(losses[w].min()) / saved[w])
         neuron = int(losses[width].argmin())
         _remove(states[width], neuron)
         removed[width].append(neuron)
         losses[width] = total_loss(states[width], removed[width])
         sizes[width] -= 1
         total -= saved[width]
+        stale = {each for each in consumers if tensors[each] & tensors[width]}  # a neuron of theirs has fewer weights
     return dict(sizes)

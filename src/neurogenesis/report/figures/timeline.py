@@ -122,8 +122,8 @@ def _steps(axis: alt.Axis) -> alt.X:
 
 def _choice(c: Configuration, run: Run) -> Choice:
     label = ", ".join(part for part in (c.name, c.label(), f"seed {run.settings.seed}") if part)
-    drops = f", {run.steps.drops} times dead neurons were dropped" if run.steps.drops else ""
-    about = f"{run.steps.growths} growths in {run.steps.count:,} steps{drops}: {_ends(run)}.{_rule(run)}{_full(run)}"
+    drops = f", {run.steps.drops} drops of dead neurons" if run.steps.drops else ""
+    about = f"{run.steps.growths} growths{drops} in {run.steps.count:,} steps: {_ends(run)}.{_rule(run)}{_full(run)}"
     state = "" if run.state == "finished" else f" ({run.state})"
     return Choice(slug(run.path.name), label + state, about, {"epochs": _epochs(run), "steps": _points(run)})
 
