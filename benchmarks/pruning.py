@@ -2,7 +2,7 @@
 
     python -m benchmarks.pruning [--seeds N] [--tasks mnist cifar10] [--data DIR]
 
-A dense network of 256-256 neurons on MNIST and a VGG-11 of a quarter of the usual size on 5,000 images of CIFAR-10 are
+A dense network of 256-256 neurons on MNIST and a VGG-11 of an eighth of the usual size on 5,000 images of CIFAR-10 are
 trained, and every layer is cut to 1/2, 1/4 and 1/8 of its neurons, to the same sizes in four ways: by `prune`, by the
 same choice of neurons without folding, and by Torch-Pruning. Printed are the accuracy on the test samples directly
 afterwards and after one more epoch of training with a new optimizer, as mean and standard error over seeds.
@@ -46,7 +46,7 @@ class Task:
 
 TASKS = {
     "mnist": Task(lambda: mlp(784, 256, 256, 10), batch=512, epochs=5, rate=1e-3),
-    "cifar10": Task(lambda: vgg11(0.25), batch=64, epochs=10, rate=3e-4, images=5000, test_images=2000),
+    "cifar10": Task(lambda: vgg11(0.125), batch=64, epochs=10, rate=3e-4, images=5000, test_images=2000),
 }
 WAYS = ("prune", "prune, not folded", "magnitude", "random")
 

@@ -323,6 +323,19 @@ def test_consumers_with_computed_weights_lose_neurons_without_folding() -> None:
     assert plan.edits[0].positions.tolist() == [2] and not plan.changes
 
 
+def test_layers_that_use_their_weight_otherwise_are_not_folded_into() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, 2 * self.weight, self.bias)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), Doubled(8, 3))
+    weight = model[2].weight.detach().clone()
+    (plan,) = ng.prune(model, X, to=6)
+    assert not plan.changes
+    assert torch.equal(model[2].weight, weight[:, staying(8, plan.edits[0].positions.tolist())])
+
+
 def test_the_mode_and_buffers_of_the_model_stay() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.ReLU(), nn.Linear(8, 3)).train()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,7 @@ class Consumer:
         axis: the columns of its weight.
         module: the layer.
         folds: whether its weight can take what the other neurons explain; not if it is computed from other parameters,
-            or shared with another layer.
+            shared with another layer, or used in a forward method that is not torch's.
         bias: name of the bias that can take a constant; None if there is none, or if the layer pads its input with
             zeros, which are not that constant.
     """
@@ -95,21 +96,31 @@ def find_consumers(model: nn.Module, width: Width) -> list[Consumer] | str:
     """The consumers of a width, or why what they get cannot be measured."""
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    uses = Counter(map(id, parameters.values()))
     result = []
     for axis in width.consumers:
         module = modules.get(axis.module)
         if not isinstance(module, nn.Linear | _ConvNd):
             kind = "not a layer" if module is None else f"a {type(module).__name__}"
             return f"its consumer {axis.module} is {kind}, whose inputs cannot be measured"
-        weight = parameters.get(f"{axis.module}.weight")
-        folds = weight is not None and sum(each is weight for each in parameters.values()) == 1
-        bias = f"{axis.module}.bias" if folds and _takes_constant(module) else None
-        result.append(Consumer(axis, module, folds, bias))
+        weight, bias = (f"{axis.module}.{name}" for name in ("weight", "bias"))
+        own = {name for name in (weight, bias) if name in parameters and uses[id(parameters[name])] == 1}
+        folds = weight in own and _is_plain(module)
+        result.append(
+            Consumer(axis, module, folds, bias if folds and bias in own and _takes_constant(module) else None)
+        )
     return result or "nothing consumes it"
 
 
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a layer uses its weight as torch's layers do; a subclass may scale it, for example."""
+    methods = (getattr(type(module), name, None) for name in ("forward", "_conv_forward"))
+    return all(method is None or method.__module__.startswith("torch.nn.") for method in methods)
+
+
 def _takes_constant(module: nn.Linear | _ConvNd) -> bool:
-    if module.bias is None or isinstance(module, _ConvTransposeNd):
+    """Whether a constant in all inputs is the same in all outputs, so that a bias can take it."""
+    if isinstance(module, _ConvTransposeNd):
         return False
     if isinstance(module, nn.Linear) or module.padding_mode != "zeros":
         return True
