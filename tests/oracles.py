@@ -189,3 +189,46 @@ class OwnStepsAdafactor(OwnSteps):
         update = gradient / variance.clamp(min=eps1 * eps1).sqrt()
         clipped = max(1.0, float(update.square().mean().sqrt()) / self.group["d"])
         self.value = self.value - size / clipped * update
+
+
+def pruned(
+    consumers: Sequence[tuple[Tensor, Tensor, bool]], left: int
+) -> tuple[list[int], list[tuple[Tensor, Tensor]]]:
+    """Neurons removed one after the other, each with the least loss, and the weights and constants after folding.
+
+    A consumer is what it gets (neurons x rows), its weights (neurons x outputs), and whether it takes a constant. For
+    every neuron that might go, all others are fitted to it again.
+    """
+    stays, removed = list(range(len(consumers[0][0]))), []
+    weights = [double(weight).clone() for _, weight, _ in consumers]
+    constants = [torch.zeros(weight.shape[1], dtype=torch.float64) for weight in weights]
+    variances = []
+    for H, weight, constant in consumers:
+        rows = double(H) - double(H).mean(1, keepdim=True) if constant else double(H)
+        variances.append((rows.T @ double(weight)).square().sum(1).mean())
+
+    def fit(H: Tensor, constant: bool, neuron: int) -> tuple[Tensor, Tensor]:
+        others = double(H)[[each for each in stays if each != neuron]].T
+        columns = torch.cat([others, torch.ones(len(others), 1, dtype=torch.float64)], 1) if constant else others
+        solution = torch.linalg.lstsq(columns, double(H)[neuron][:, None], driver="gelsd").solution[:, 0]
+        return solution, double(H)[neuron] - columns @ solution
+
+    while len(stays) > left:
+        losses = {}
+        for neuron in stays:
+            fits = [fit(H, constant, neuron) for H, _, constant in consumers]
+            parts = zip(fits, weights, variances, strict=True)
+            losses[neuron] = sum(
+                float(rest.square().mean() * weight[neuron].square().sum() / variance)
+                for (_, rest), weight, variance in parts
+            )
+        gone = min(losses, key=lambda neuron: losses[neuron])
+        for number, (H, _, constant) in enumerate(consumers):
+            solution, _ = fit(H, constant, gone)
+            others = [each for each in stays if each != gone]
+            weights[number][others] += solution[: len(others), None] * weights[number][gone]
+            if constant:
+                constants[number] += solution[-1] * weights[number][gone]
+        stays.remove(gone)
+        removed.append(gone)
+    return removed, [(weight[stays], constant) for weight, constant in zip(weights, constants, strict=True)]

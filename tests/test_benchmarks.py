@@ -13,7 +13,7 @@ import torch
 
 import neurogenesis as ng
 from benchmarks import compile as compiling
-from benchmarks import decisions, newborn, overhead, selection, surgery
+from benchmarks import decisions, newborn, overhead, pruning, selection, surgery
 from neurogenesis.experiments.data import load
 from neurogenesis.experiments.models import VGG11, vgg11
 
@@ -37,6 +37,15 @@ def test_growth_events_of_convolutions_can_be_timed() -> None:
 def test_the_widths_whose_growth_is_timed_can_grow() -> None:
     found = ng.widths(vgg11(0.0625), torch.randn(2, 3, 32, 32))
     assert all(found[name].growable for name in surgery.GROWN)
+
+
+def test_pruned_networks_have_the_same_sizes_and_folding_helps() -> None:
+    pytest.importorskip("torch_pruning")
+    task = pruning.Task(lambda: newborn.mlp(64, 32, 32, 10), batch=64, epochs=10, rate=1e-2)
+    found = pruning.outcomes(load("digits"), task, seed=1, parts=[1 / 4])
+    assert found["whole", 1.0].cut > 0.9
+    assert len({found[way, 1 / 4].parameters for way in pruning.WAYS}) == 1
+    assert found["prune", 1 / 4].cut > max(found[way, 1 / 4].cut for way in pruning.WAYS[1:])
 
 
 def test_neurons_that_fire_on_no_sample_are_dead() -> None:

@@ -226,6 +226,28 @@ def test_more_growths_than_points_are_merged_without_losing_any() -> None:
     assert grown[-1].size == 1003
 
 
+def test_dropped_neurons_are_told_from_growth() -> None:
+    found = summarize(stepped([4, 6, 6, 5, 7]), {"a": 4}, limit=100)
+    assert (found.growths, found.drops) == (2, 1)
+    changes = [(point.before, point.size) for point in found.points["a"] if point.before is not None]
+    assert changes == [(4, 6), (6, 5), (5, 7)]
+
+
+def test_a_timeline_marks_dropped_neurons(tmp_path: Path) -> None:
+    run = fake.write_run(tmp_path / "run", fake.settings(epochs=1))
+    (one,) = sections_of(tmp_path)
+    (timeline,) = [figure for figure in figures(one, palette_of(one)) if figure.choices]
+    assert "drop" not in timeline.choices[0].about + timeline.caption + timeline.chart.to_json()
+    lines = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    for name in lines[-1]["widths"]:
+        lines[-1]["widths"][name] -= 1
+    fake.write_lines(run / "steps.jsonl", lines)
+    (one,) = sections_of(tmp_path)
+    (timeline,) = [figure for figure in figures(one, palette_of(one)) if figure.choices]
+    assert f"{len(lines[-1]['widths'])} drops of dead neurons" in timeline.choices[0].about
+    assert "dead neurons dropped" in timeline.caption and '"drop"' in timeline.chart.to_json()
+
+
 def test_cost_leaves_the_first_step_out() -> None:
     times = [(9.0, 9.0, 9.0), (1.0, 0.1, 0.0), (3.0, 0.3, 0.2)]
     steps = [

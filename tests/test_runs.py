@@ -516,3 +516,10 @@ def test_convolutional_networks_grow_on_cifar_and_can_be_resumed(preset: str, tm
         run(settings, tmp_path / "cut", root=ROOT, threads=1, display=Stop(5, fail))
     run(settings, tmp_path / "cut", root=ROOT, threads=1)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_run_drops_neurons_that_have_died(tmp_path: Path) -> None:
+    settings = tiny(strategy="north-random", prune=True, learning_rate=0.1, epochs=16, initial=16)
+    run(settings, tmp_path / "run", display=NoDisplay())
+    sizes = [line["widths"]["hidden1"] for line in lines(tmp_path / "run" / "steps.jsonl")]
+    assert any(after < before for before, after in pairwise(sizes))

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .growing.by_hand import grow, plan_growth
     from .growing.grower import Grower
     from .growing.narrowing import narrow
+    from .growing.pruning import prune
     from .history import Event, History
     from .initializations import Neurons
     from .integrations.checkpoints import load, load_state_dict, save
@@ -45,6 +46,7 @@ __all__ = [
     "nn",
     "plan_growth",
     "plan_shrinkage",
+    "prune",
     "resize",
     "rules",
     "save",
@@ -58,6 +60,7 @@ _HOMES = {
     "growing.by_hand": ["grow", "plan_growth"],
     "growing.grower": ["Grower"],
     "growing.narrowing": ["narrow"],
+    "growing.pruning": ["prune"],
     "history": ["Event", "History"],
     "initializations": ["Neurons"],
     "integrations.checkpoints": ["load", "load_state_dict", "save"],

@@ -9,7 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """One growth: the gradient step, the width, its sizes before and after, and the metric and threshold behind it."""
+    """One growth: the gradient step, the width, its sizes before and after, and the metric and threshold behind it.
+
+    If the size after is smaller, dead neurons were dropped.
+    """
 
     step: int
     width: str

@@ -161,7 +161,7 @@ DEFAULTS: dict[str, Any] = {
 """The default of every setting, for records of unknown presets."""
 GROWTH_SETTINGS: tuple[str, ...] = (
     NAMES.schedule, NAMES.gamma, NAMES.metric, NAMES.scale, NAMES.least, NAMES.every, NAMES.ages, NAMES.margin,
-    NAMES.buffer,
+    NAMES.prune, NAMES.buffer,
 )  # fmt: skip
 """Settings that have no effect on static networks."""
 

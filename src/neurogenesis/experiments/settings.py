@@ -81,6 +81,8 @@ class Settings:
     margin: bool = True
     """Balance random fan-ins, and make them longer than those of the initial neurons by as much as one gradient step
     can move them. Without it, they are as long as those of present neurons, as in the paper."""
+    prune: bool = False
+    """Drop neurons that have died: on the latest samples they give the next layers a constant."""
     buffer: int = 128
     """Number of recent samples to measure activations on, for strategies that use them."""
     holdout: float = 0.0

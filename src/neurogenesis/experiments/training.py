@@ -101,6 +101,7 @@ def _grower(
             seed=derived_seed(settings.seed, "growth"),
             ages=settings.ages,
             margin=settings.margin,
+            prune=settings.prune,
         )
     except ValueError as error:  # the strategy does not support this network
         raise UsageError(f"--strategy {settings.strategy}: {error}") from error

@@ -41,6 +41,7 @@ from ..triggers import Decision
 from .accumulation import accumulating
 from .budget import affordable, rounded_up, shares
 from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
+from .dying import DeadNeurons
 from .overview import overview
 from .schedule import Schedule
 
@@ -75,6 +76,8 @@ class Grower:
         margin: whether random fan-in is balanced, and its norm larger than that of the present neurons by as much as
             one gradient step can move it; see `neurogenesis.surgery.reach`. Otherwise it has the mean norm of the
             present neurons, as in the paper.
+        prune: whether neurons are dropped that have died, so that they give their consumers a constant on the latest
+            inputs; see `neurogenesis.growing.dying` for how long they must have been dead.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -108,10 +111,11 @@ class Grower:
         ema: nn.Module | None = None,
         ages: bool = True,
         margin: bool = True,
+        prune: bool = False,
     ):
         self.model = unwrapped(model)
         check_supported(self.model, named_tensors(self.model))
-        self.ages, self.margin = ages, margin
+        self.ages, self.margin, self.prune = ages, margin, prune
         self._optimizers = _checked(self.model, optimizer)
         if ema is not None:
             check_average(self.model, ema)
@@ -146,7 +150,8 @@ class Grower:
         self._warned_few_samples: set[str] = set()
         self._measured: set[str] = set()  # layers whose activations have been measured
         self._handles: list[Any] = []
-        keep_inputs = not self.strategy.uses.isdisjoint({"activations", "trials"})
+        self._dead: DeadNeurons | None = None
+        keep_inputs = prune or not self.strategy.uses.isdisjoint({"activations", "trials"})
         wrapper = model if getattr(model, "_orig_mod", None) is self.model else None
         self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs, self._join, wrapper)
         try:
@@ -178,6 +183,10 @@ class Grower:
             self.buffer.count_rows(call)
         self._layers = layers
         self._first_call = call
+        if self.prune:
+            self._dead = DeadNeurons(self.model, layers, self.buffer)
+            for name, reason in self._dead.problems.items():
+                self._warn(f"dead neurons of {name} are not dropped: {reason}")
         if "activations" in self.strategy.trigger.needs:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
         self._schedule.start(layer.name for layer in layers)
@@ -287,7 +296,7 @@ class Grower:
             closure: a function that runs the model and returns the loss; required by 'nest' on convolutions.
 
         Returns:
-            The growth events of this step, often none.
+            The events of this step, often none: growth and, with `prune`, neurons dropped.
         """
         with ordinary_tensors(), torch.no_grad():
             return self._step(closure)
@@ -332,6 +341,8 @@ class Grower:
             names = self._schedule.due(self.steps)
             if due := [layer for layer in self._layers if layer.name in names]:
                 events = self._look(due, closure)
+            if self._dead is not None:
+                events = events + self._drop(self._dead)
         taps.clear_records()
         self._prepare_passes()
         self.buffer.clear_activations()
@@ -514,6 +525,30 @@ class Grower:
             self.strategy.trigger.resized(layer, done)
         return events
 
+    def _drop(self, dead: DeadNeurons) -> list[Event]:
+        """Drop the neurons that have been dead for long enough, from all widths or, if that fails, from none."""
+        started = time.perf_counter()
+        found = dead.look(self.steps, dead.patience(self.optimizers))
+        done: dict[Layer, Plan] = {}
+        with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
+            for layer, drop in found.items():
+                plan = dead.plan(layer, drop, self.round_to, self.ema)
+                if plan is not None:
+                    surgery.apply(plan)
+                    done[layer] = plan
+        if not done:
+            return []
+        dead.dropped(found, done)
+        for layer in self._layers or ():
+            self.strategy.trigger.resized(layer, list(done.values()))
+        self._check_budget()
+        seconds = (time.perf_counter() - started) / len(done)
+        events = [
+            Event(self.steps, layer.name, plan.before, plan.after, None, None, seconds) for layer, plan in done.items()
+        ]
+        self.history.events += events
+        return events
+
     # --- saving and loading ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -539,6 +574,7 @@ class Grower:
             "shared": self.buffer.shared,
             "example": None if first is None else (first.args, first.kwargs, first.autocast),
             "history": self.history.state_dict(),
+            "dead": None if self._dead is None else self._dead.state(),
         }
 
     @torch.no_grad()
@@ -580,6 +616,8 @@ class Grower:
         self.buffer.shared = state.get("shared", False)
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
+        if self._dead is not None:
+            self._dead.load(state.get("dead") or {})
 
     def detach(self, *, keep_ages: bool = False) -> None:
         """Remove all hooks from the model and the optimizers. The model keeps its size.

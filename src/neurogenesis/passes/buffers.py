@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import metrics
+from ..explained import Moments
 from ..structure.axes import named_tensors
 from ..structure.widths import Width
 from .ranks import ALONE, Ranks
@@ -48,6 +49,12 @@ class Activations:
     def matrix(self) -> Tensor:
         """All activations as one matrix, neurons x columns."""
         return torch.cat([metrics.by_neuron(batch) for batch in self.batches], 1)
+
+    @property
+    def moments(self) -> Moments:
+        """Sums and products of the neurons in double precision."""
+        sums = torch.stack([batch.sum((0, 2), dtype=torch.float64) for batch in self.batches]).sum(0)
+        return Moments(self.columns, sums, self._gram)
 
     def of(self, neuron: int) -> Tensor:
         """All activations of one neuron."""
@@ -349,6 +356,14 @@ class Buffer:
             self._seen |= self._latest(self._run(self.calls_for(points), points, attributes=self._modes))
         return self._seen.get(name)
 
+    def at(self, points: Mapping[str, Point], *, evaluation: bool = False) -> dict[str, Activations]:
+        """Activations of the current model at points, by name, in all calls of their modules.
+
+        With `evaluation`, the model runs in evaluation mode, else in the mode that it had on its inputs.
+        """
+        modes = [(module, "training", False) for module in self.model.modules()] if evaluation else self._modes
+        return self._run(self.calls, points, attributes=modes, all_calls=True)
+
     def untrained_activations(self, name: str) -> Activations | None:
         """Activations of a layer in the untrained model on the same inputs."""
         if self.untrained is None or name not in self.untrained.points:
@@ -383,27 +398,33 @@ class Buffer:
         points: Mapping[str, Point],
         tensors: Mapping[str, Tensor] | None = None,
         attributes: Sequence[tuple[nn.Module, str, Any]] = (),
+        all_calls: bool = False,
     ) -> dict[str, Activations]:
-        """Run the model on calls, up to the last of the points, and record the activations there."""
+        """Run the model on calls, up to the last of the points, and record the activations there.
+
+        Of a layer called more than once, the first call counts, unless `all_calls` do.
+        """
         batches: dict[str, list[Tensor]] = {name: [] for name in points}
-        seen: dict[str, Tensor] = {}
+        seen: dict[str, list[Tensor]] = {}
 
         def record(name: str, module: nn.Module, h: Tensor) -> None:
-            if name not in seen:  # of a layer called more than once, the first call counts
+            if all_calls or name not in seen:
                 point = points[name]
                 values = select_neurons(h.detach(), module, point.positions, point.in_order)
                 # A module's output may be modified in place, as in `out += x`; a trainable module's input may not.
                 learns = point.side == "input" and module.weight.requires_grad
-                seen[name] = values if learns else values.clone()
+                seen.setdefault(name, []).append(values if learns else values.clone())
 
         watches = []
         for name, point in points.items():
             module = self.model.get_submodule(point.module)
             watches.append(Watch(module, point.side, partial(record, name, module)))
+        if all_calls:  # a run ends when every watch has acted: the last one acts when the model is done
+            watches.append(Watch(self.model, "output", lambda _: None))
         with replays(self.model, tensors=tensors, attributes=attributes, seed=self.seed) as run:
             for call in calls:
                 seen.clear()
                 run(call.copied() if self.inputs_overwritten else call, watches)
                 for name, values in seen.items():
-                    batches[name].append(values)
+                    batches[name] += values
         return {name: Activations(own) for name, own in batches.items() if own}

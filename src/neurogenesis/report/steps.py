@@ -1,10 +1,11 @@
-"""The gradient steps of a run, summarized: how widths grew, what the trigger measured, and what a step cost."""
+"""The gradient steps of a run, summarized: how widths changed, what the trigger measured, and what a step cost."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from ..experiments.record import Sizes, Step
@@ -21,8 +22,8 @@ class Point(NamedTuple):
     metric: float | None
     threshold: float | None
     size: int
-    before: int | None  # the size before, if the width grew
-    growths: int  # that this point stands for
+    before: int | None  # the size before, if the width grew or shrank
+    growths: int  # and times that neurons were dropped, that this point stands for
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,17 @@ class StepSummary:
     @property
     def growths(self) -> int:
         """The number of growths of all widths."""
-        return sum(len(changes) - 1 for changes in self.changes.values())
+        return sum(after > before for before, after in self._sizes())
+
+    @property
+    def drops(self) -> int:
+        """The number of times that neurons of a width were dropped."""
+        return sum(after < before for before, after in self._sizes())
+
+    def _sizes(self) -> Iterator[tuple[int, int]]:
+        """Sizes before and after each change of each width."""
+        for changes in self.changes.values():
+            yield from pairwise(size for _, size in changes)
 
 
 def summarize(steps: Iterable[Step], initial: Sizes, limit: int) -> StepSummary:
@@ -96,10 +107,10 @@ def _points(
 
 
 def _grown(changes: Changes, limit: int) -> dict[int, tuple[int, int]]:
-    """By step, the size before and the number of growths since; growths beyond the limit are merged with the next."""
+    """By step, the size before and the number of changes since; changes beyond the limit are merged with the next."""
     ends = [index + 1 for index in evenly(len(changes) - 1, limit)]
     if ends and len(ends) < len(changes) - 1:
-        ends = ends[1:]  # the first growth is merged, too
+        ends = ends[1:]  # the first change is merged, too
     return {changes[end][0]: (changes[start][1], end - start) for start, end in zip([0, *ends], ends, strict=False)}
 
 

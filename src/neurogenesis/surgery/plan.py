@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.optim import Optimizer
 
-from ..structure.axes import named_tensors, unwrapped
+from ..structure.axes import layer_of, named_tensors, unwrapped
 from ..structure.edits import Change, Edit, edited, grouped
 from ..structure.fills import FanIn
 from ..structure.memory import shared_memory, shared_memory_error
@@ -41,6 +41,7 @@ Values = Mapping[str, Tensor] | Mapping[tuple[str, int], Tensor]
 class Plan:
     """A growth or shrinkage of one width: edits of tensors and module attributes, and changes of existing entries.
 
+    `averaged` are the changes of an averaged copy of the model, whose weights differ; None if they are the same.
     Print it to read it, `check` it against a model, and `apply` it. If applying fails, nothing is changed.
     """
 
@@ -50,6 +51,7 @@ class Plan:
     edits: tuple[Edit, ...]
     attributes: tuple[tuple[str, str, int, int], ...]  # module path, attribute, old value, new value
     changes: tuple[Change, ...] = ()
+    averaged: tuple[Change, ...] | None = None
 
     def __str__(self) -> str:
         verb = "grow" if self.after > self.before else "shrink"
@@ -85,19 +87,23 @@ class Plan:
         """Check the plan and return the operations that it consists of."""
         result: list[Operation] = []
         edits, model = grouped(self.edits), unwrapped(model)
-        changes = {change.tensor: change.added for change in self.changes}
         if ema is not None:
             check_average(model, ema)
         targets = [model] if ema is None else [model, averaged_model(ema)]
         for target in targets:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
             shared = shared_memory(tensors)
-            _check_programs({name: tensors[name] for name in edits if name in tensors})
-            for name, own in edits.items():
+            made = self.changes if target is model or self.averaged is None else self.averaged
+            changes = {change.tensor: change.added for change in made}
+            touched = list(dict.fromkeys([*edits, *changes]))
+            _check_programs({name: tensors[name] for name in touched if name in tensors})
+            for name in touched:
+                own = edits.get(name, [])
                 if name in shared:
                     raise ValueError(shared_memory_error(name, shared[name]))
                 _check_tensor(name, tensors.get(name), own, changes.get(name))
-                states = state_edits(name, tensors[name], own, optimizers, ages) if target is model else []
+                resized = own and target is model  # a change alone leaves the optimizer's state as it is
+                states = state_edits(name, tensors[name], own, optimizers, ages) if resized else []
                 result.append(ResizeTensor(tensors[name], own, states, changes.get(name)))
             for path, name, before, after in self.attributes:
                 if getattr(modules.get(path), name, None) != before:
@@ -214,14 +220,30 @@ def plan_neurons(
     known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
-    made = [_change(found, name, added, edits, tensors) for name, added in (changes or {}).items()]
-    return plan_edits(found, count, edits, [change for change in made if len(change.positions)])
+    places = [(edit.tensor, edit.axis, edit.role) for edit in edits]
+    return plan_edits(found, count, edits, _changes(found, changes or {}, places, tensors))
 
 
 def plan_shrinkage(
-    model: nn.Module, width: str | Width, neurons: Sequence[int], *, example: Example | None = None
+    model: nn.Module,
+    width: str | Width,
+    neurons: Sequence[int],
+    changes: Mapping[str, Tensor] | None = None,
+    *,
+    averaged: Mapping[str, Tensor] | None = None,
+    example: Example | None = None,
 ) -> Plan:
-    """Plan to remove neurons from a width; arguments as in `shrink`."""
+    """Plan to remove neurons from a width.
+
+    Args:
+        model: the model.
+        width: the width, or its name.
+        neurons: the indices of the neurons.
+        changes: tensors to add to existing parameters of the width, or of layers that consume it, by name; in their
+            present shape.
+        averaged: the same for an averaged copy of the model; by default the same changes.
+        example: an input of the model, required if its widths are not known.
+    """
     model = unwrapped(model)
     found = _find_width(model, width, example)
     if found.fixed is not None:
@@ -235,8 +257,13 @@ def plan_shrinkage(
         raise IndexError(f"{found.name} has neurons 0 to {found.size - 1}: {neurons} is out of range")
     if len(chosen) == found.size:
         raise ValueError(f"{found.name}: cannot remove all {found.size} neurons: at least one must remain")
-    edits = found.structure.edits(found.atom, chosen, named_tensors(model), None)
-    return plan_edits(found, -len(chosen), edits)
+    tensors = named_tensors(model)
+    edits = found.structure.edits(found.atom, chosen, tensors, None)
+    consumers = {axis.module for axis in found.consumers}
+    places = [(edit.tensor, edit.axis, edit.role) for edit in edits]
+    places += [(name, 0, "consumer") for name in tensors.keys() - grouped(edits) if layer_of(name) in consumers]
+    plan = plan_edits(found, -len(chosen), edits, _changes(found, changes or {}, places, tensors))
+    return plan if averaged is None else replace(plan, averaged=_changes(found, averaged, places, tensors))
 
 
 def shrink(
@@ -301,8 +328,29 @@ def _with_values(edit: Edit, given: Mapping[Any, Tensor]) -> Edit:
     return replace(edit, values=values.detach().to(usual))
 
 
-def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tensors: Mapping[str, Tensor]) -> Change:
-    own = [edit for edit in edits if edit.tensor == name]
+def _changes(
+    width: Width,
+    given: Mapping[str, Tensor],
+    places: Sequence[tuple[str, int, str]],
+    tensors: Mapping[str, Tensor],
+) -> tuple[Change, ...]:
+    """Changes of existing parameters, without those that change nothing.
+
+    `places` are the name, axis and role of all that may be changed; of several axes of a tensor, the one is reported
+    along which the fewest positions change.
+    """
+    made = [_change(width, name, added, places, tensors) for name, added in given.items()]
+    return tuple(change for change in made if len(change.positions))
+
+
+def _change(
+    width: Width,
+    name: str,
+    added: Tensor,
+    places: Sequence[tuple[str, int, str]],
+    tensors: Mapping[str, Tensor],
+) -> Change:
+    own = [(axis, role) for tensor, axis, role in places if tensor == name]
     if not own:
         raise ValueError(f"changes of {width.name}: {name!r} does not belong to this width")
     if added.shape != tensors[name].shape:
@@ -310,8 +358,7 @@ def _change(width: Width, name: str, added: Tensor, edits: Sequence[Edit], tenso
         raise ValueError(f"changes of {name}: {shapes}")
     if not added.isfinite().all():
         raise ValueError(f"changes of {name}: the values are not all finite")
-    # If the width is on two axes of a parameter, report the one along which fewer positions change.
-    made = [Change(name, edit.axis, added.detach(), edit.role) for edit in own]
+    made = [Change(name, axis, added.detach(), role) for axis, role in own]
     return min(made, key=lambda change: len(change.positions))
 
 

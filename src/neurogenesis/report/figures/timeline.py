@@ -15,6 +15,7 @@ from .figure import Choice, Figure, Row
 from .style import layered, table, tooltip
 
 _KINDS = {"metric": "#0072B2", "threshold": "#D55E00", "neurons": "#8a8a8a", "growth": "#222222"}
+_DROP = {"drop": "#CC79A7"}
 _WIDTH = 800
 
 
@@ -32,13 +33,15 @@ def timelines(section: Section) -> Figure | None:
         else Choice(f"{choice.name}-{index}", choice.label, choice.about, choice.data)
         for index, choice in enumerate(choices)
     ]
+    drops = any(run.steps.drops for _, run in started)
+    marks = "Dots mark growths, purple ones dead neurons dropped." if drops else "Dots mark growths."
     return Figure(
         f"{section.name}-timeline",
         "Growth of a run, step by step",
         "Why it grew: what the trigger measured for each width (blue), the threshold (dashed orange) and the number of "
-        "neurons (grey). Dots mark growths. Above: training loss and accuracy after each epoch.",
+        f"neurons (grey). {marks} Above: training loss and accuracy after each epoch.",
         "",
-        alt.vconcat(_progress(section), _growth(), spacing=18),
+        alt.vconcat(_progress(section), _growth(drops), spacing=18),
         choices=unique,
         hint="Point at a dot to see its numbers.",
     )
@@ -65,9 +68,11 @@ def _progress(section: Section) -> alt.LayerChart:
     return drawn
 
 
-def _growth() -> alt.FacetChart:
+def _growth(drops: bool) -> alt.FacetChart:
+    """Metric, threshold and size of each width, with marks where it grew and, if there are any, `drops`."""
+    kinds = _KINDS | _DROP if drops else _KINDS
     x = _steps(alt.Axis(title="gradient step", tickCount=10))
-    scale = alt.Scale(domain=list(_KINDS), range=list(_KINDS.values()))
+    scale = alt.Scale(domain=list(kinds), range=list(kinds.values()))
     color = alt.Color("kind:N", scale=scale, legend=alt.Legend(title=None))
 
     def rows(kind: str, field: str) -> alt.Chart:
@@ -75,6 +80,11 @@ def _growth() -> alt.FacetChart:
         chosen: alt.Chart = valid.transform_calculate(kind=f"'{kind}'").encode(x=x, color=color)
         return chosen
 
+    def marks(kind: str, where: str) -> alt.Chart:
+        drawn: alt.Chart = rows(kind, "before").transform_filter(where).mark_point(filled=True, size=16, opacity=1)
+        return drawn
+
+    grew, shrank = "datum.before <= datum.size", "datum.before > datum.size"
     metric = alt.Y("metric:Q", title="metric", scale=alt.Scale(zero=False, padding=6), axis=alt.Axis(tickCount=4))
     threshold = alt.Y("threshold:Q", title="metric")
     neurons = alt.Y("size:Q", title="neurons", axis=alt.Axis(orient="right", grid=False, tickCount=4))
@@ -83,21 +93,21 @@ def _growth() -> alt.FacetChart:
         "step:Q",
         alt.Tooltip("before:Q", title="neurons before"),
         alt.Tooltip("size:Q", title="neurons after"),
-        "growths:Q",
+        alt.Tooltip("growths:Q", title="changes"),
         "metric:Q",
         "threshold:Q",
     )
     measured = layered(
         rows("metric", "metric").mark_line(strokeWidth=1).encode(y=metric, tooltip=seen),
         rows("threshold", "threshold").mark_line(strokeWidth=1.5, strokeDash=[5, 3]).encode(y=threshold),
-        rows("growth", "before").mark_point(filled=True, size=16, opacity=1).encode(y=metric, tooltip=grown),
+        marks("growth", grew).encode(y=metric, tooltip=grown),
     )
     sizes = layered(
         rows("neurons", "size").mark_line(interpolate="step-after", strokeWidth=1.5).encode(y=neurons),
         # Other triggers may have no metric, and then the growth is marked at the size.
-        rows("growth", "before").transform_filter("!isValid(datum.metric)").mark_point(filled=True, size=16, opacity=1)
-        .encode(y=neurons, tooltip=grown),
-    )  # fmt: skip
+        marks("growth", f"{grew} && !isValid(datum.metric)").encode(y=neurons, tooltip=grown),
+        *([marks("drop", shrank).encode(y=neurons, tooltip=grown)] if drops else []),
+    )
     both = layered(sizes, measured, width=_WIDTH, height=100).resolve_scale(y="independent")
     header = alt.Header(labelAnchor="start", labelFontSize=12, title=None)
     facet = alt.Facet("width:N", header=header, sort=alt.EncodingSortField("place", op="min"))
@@ -112,7 +122,8 @@ def _steps(axis: alt.Axis) -> alt.X:
 
 def _choice(c: Configuration, run: Run) -> Choice:
     label = ", ".join(part for part in (c.name, c.label(), f"seed {run.settings.seed}") if part)
-    about = f"{run.steps.growths} growths in {run.steps.count:,} steps: {_ends(run)}.{_rule(run)}{_full(run)}"
+    drops = f", {run.steps.drops} drops of dead neurons" if run.steps.drops else ""
+    about = f"{run.steps.growths} growths{drops} in {run.steps.count:,} steps: {_ends(run)}.{_rule(run)}{_full(run)}"
     state = "" if run.state == "finished" else f" ({run.state})"
     return Choice(slug(run.path.name), label + state, about, {"epochs": _epochs(run), "steps": _points(run)})
 

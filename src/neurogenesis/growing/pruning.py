@@ -1,0 +1,400 @@
+r"""Remove neurons at the least change of the function."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from ..explained import Moments, Remaining, Unfolded, coefficients, staying, total_loss
+from ..passes.buffers import Buffer, Point
+from ..passes.replay import Call
+from ..structure.axes import Axis, unwrapped
+from ..structure.modes import ordinary_tensors
+from ..structure.tracing import Example
+from ..structure.weight_norm import weight_of
+from ..structure.widths import Width, Widths, last_widths, widths
+from ..surgery.optimizer_state import Optimizers
+from ..surgery.plan import Plan, Surgery, averaged_model, plan_shrinkage
+from .choosing import as_call, as_example, choose_widths
+
+# Neurons are removed by default as long as all of them together lose less than this part of the outputs' variance.
+TOLERANCE = 1e-9
+
+Size = int | float
+Enough = Callable[[int, float], bool]  # of the number of neurons left, and what would be lost without one more
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A layer that consumes a width, as far as pruning is concerned.
+
+    Args:
+        axis: the columns of its weight.
+        module: the layer.
+        folds: whether its weight can take what the other neurons explain; not if it is computed from other parameters,
+            shared with another layer, or used in a forward method that is not torch's.
+        bias: name of the bias that can take a constant; None if there is none, or if the layer pads its input with
+            zeros, which are not that constant.
+    """
+
+    axis: Axis
+    module: nn.Linear | _ConvNd
+    folds: bool
+    bias: str | None
+
+    def point(self, width: Width) -> Point:
+        """Its input. In front of a grouped convolution a neuron is one channel of every group."""
+        positions = width.positions(self.axis)
+        if not isinstance(self.module, _ConvNd) or self.module.groups == 1 or self.module.transposed:
+            return Point(self.axis.module, "input", positions, width.in_order(self.axis))
+        first = torch.arange(self.module.groups) * (self.module.in_channels // self.module.groups)
+        return Point(self.axis.module, "input", (positions[:, None] + first[:, None]).flatten(1), False)
+
+    def fan_out(self, model: nn.Module, width: Width) -> Tensor:
+        """Its weights, neurons x the rest."""
+        return width.neurons(self.axis, weight_of(model, self.axis.tensor)).flatten(1).double()
+
+    def remaining(self, model: nn.Module, width: Width, moments: Moments) -> Remaining | Unfolded:
+        """The state of a removal of one neuron after the other."""
+        fan_out = self.fan_out(model, width)
+        if not self.folds:
+            return Unfolded(moments.products.diagonal() / moments.rows, fan_out)
+        return Remaining(moments.covariance(self.bias is not None), fan_out)
+
+    def changes(self, model: nn.Module, width: Width, moments: Moments, removed: Sequence[int]) -> dict[str, Tensor]:
+        """What to add to its weight and bias before neurons are removed."""
+        if not self.folds:
+            return {}
+        weight = weight_of(model, self.axis.tensor)
+        rows = width.neurons(self.axis, weight).double()
+        stays, gone = staying(width.size, removed), list(removed)
+        beta = coefficients(moments.covariance(self.bias is not None), removed)
+        added = torch.zeros_like(rows)
+        added[stays] = torch.einsum("rs,r...->s...", beta, rows[gone])
+        result = {self.axis.tensor: _placed(width, self.axis, added, weight)}
+        if self.bias is not None:
+            constants = moments.mean[gone] - beta @ moments.mean[stays]
+            outputs = rows[gone].sum(1)[..., None].flatten(2).sum(2)  # over the positions of a neuron and of the kernel
+            result[self.bias] = (constants @ outputs).to(weight.dtype)
+        return result
+
+
+def _placed(width: Width, axis: Axis, by_neuron: Tensor, like: Tensor) -> Tensor:
+    """A tensor in the layout of a parameter, from its entries by neuron: neurons x per neuron x the rest."""
+    result, positions = torch.zeros_like(like), width.positions(axis).flatten().to(like.device)
+    return result.index_copy_(axis.axis, positions, by_neuron.flatten(0, 1).movedim(0, axis.axis).to(like))
+
+
+def find_consumers(model: nn.Module, width: Width) -> list[Consumer] | str:
+    """The consumers of a width, or why what they get cannot be measured."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    uses = Counter(map(id, parameters.values()))
+    result = []
+    for axis in width.consumers:
+        module = modules.get(axis.module)
+        if not isinstance(module, nn.Linear | _ConvNd):
+            kind = "not a layer" if module is None else f"a {type(module).__name__}"
+            return f"its consumer {axis.module} is {kind}, whose inputs cannot be measured"
+        weight, bias = (f"{axis.module}.{name}" for name in ("weight", "bias"))
+        own = {name for name in (weight, bias) if name in parameters and uses[id(parameters[name])] == 1}
+        folds = weight in own and _is_plain(module)
+        result.append(
+            Consumer(axis, module, folds, bias if folds and bias in own and _takes_constant(module) else None)
+        )
+    return result or "nothing consumes it"
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a layer uses its weight as torch's layers do; a subclass may scale it, for example."""
+    methods = (getattr(type(module), name, None) for name in ("forward", "_conv_forward"))
+    return all(method is None or method.__module__.startswith("torch.nn.") for method in methods)
+
+
+def _takes_constant(module: nn.Linear | _ConvNd) -> bool:
+    """Whether a constant in all inputs is the same in all outputs, so that a bias can take it."""
+    if isinstance(module, _ConvTransposeNd):
+        return False
+    if isinstance(module, nn.Linear) or module.padding_mode != "zeros":
+        return True
+    if isinstance(module.padding, str):
+        return module.padding == "valid"
+    return not any(module.padding)
+
+
+def measure(
+    buffer: Buffer, consumers: Mapping[Width, Sequence[Consumer]], *, evaluation: bool
+) -> dict[Width, list[Moments] | str]:
+    """Moments of what each consumer of each width gets on buffered inputs, or why there are none."""
+    points = {
+        f"{width.name} {number}": consumer.point(width)
+        for width, own in consumers.items()
+        for number, consumer in enumerate(own)
+    }
+    seen = buffer.at(points, evaluation=evaluation)
+    result: dict[Width, list[Moments] | str] = {}
+    for width, own in consumers.items():
+        moments: list[Moments] = []
+        for number, consumer in enumerate(own):
+            found = seen.get(f"{width.name} {number}")
+            if found is None:
+                result[width] = f"its consumer {consumer.axis.module} is not called as a module"
+            elif found.batches[0].is_complex():
+                result[width] = f"its consumer {consumer.axis.module} gets complex numbers"
+            else:
+                moments.append(found.moments)
+        result.setdefault(width, moments)
+    return result
+
+
+def plan_removal(
+    model: nn.Module,
+    width: Width,
+    consumers: Sequence[Consumer],
+    moments: Sequence[Moments],
+    removed: Sequence[int],
+    ema: nn.Module | None = None,
+) -> Plan:
+    """Plan to remove neurons, with what the others explain of them folded into the consumers."""
+
+    def changes(of: nn.Module) -> dict[str, Tensor]:
+        result: dict[str, Tensor] = {}
+        for consumer, own in zip(consumers, moments, strict=True):
+            result |= consumer.changes(of, width, own, removed)
+        return result
+
+    averaged = None if ema is None else changes(averaged_model(ema))
+    return plan_shrinkage(model, width, removed, changes(model), averaged=averaged)
+
+
+def prune(
+    model: nn.Module,
+    data: Example | list[Example],
+    *,
+    to: Size | Mapping[str, Size] | None = None,
+    max_parameters: int | None = None,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    tie: Sequence[str | Sequence[str]] = (),
+    optimizer: Optimizers = None,
+    ema: nn.Module | None = None,
+) -> list[Plan]:
+    r"""Remove the neurons that the others explain best, and fold what they explain into the consumers.
+
+    Removed is, one after the other, the neuron with the least
+
+    .. math:: \sum_\text{consumers} \frac{v_j \|w_j\|^2}{\text{variance of the consumer's outputs}},
+
+    where :math:`v_j` is the part of its variance that the others do not explain, and :math:`w_j` its fan-out; see
+    `neurogenesis.explained`. Dead neurons, which are constant, go first.
+
+    Without `to` and `max_parameters`, only neurons are removed that are dead or that the others explain completely: on
+    the data, the outputs do not change.
+
+    Args:
+        model: the model, changed in place; its parameters remain the same objects.
+        data: inputs on which activations are measured, in evaluation mode: a tensor, a tuple of arguments or a dict of
+            keyword arguments, or a list of these. Each neuron needs at least twice as many activations as its width
+            has neurons.
+        to: the size of each width afterwards: an int (number of neurons), a float (part of the present size), or a
+            mapping from names to either. Widths that are smaller are not changed.
+        max_parameters: the number of parameters of the model afterwards, at most: neurons are removed where the loss
+            is least per parameter.
+        include: patterns of widths to prune, as in `Grower`.
+        exclude: patterns of widths not to prune.
+        tie: groups of patterns of widths that change together, as in `neurogenesis.widths`.
+        optimizer: the optimizers that train the model; their state is cut too.
+        ema: an averaged copy of the model, which is cut too; its own weights take what is folded.
+
+    Returns:
+        The plans that were applied, one for each width that was changed.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> with torch.no_grad():
+        ...     model[0].bias[5] = -100.0  # it never fires
+        >>> (plan,) = ng.prune(model, torch.randn(64, 4))
+        >>> plan.after, model[2].in_features
+        (7, 7)
+    """
+    if to is not None and max_parameters is not None:
+        raise ValueError("prune: pass to= or max_parameters=, not both")
+    model, calls = unwrapped(model), _as_calls(data)
+    known = last_widths(model)
+    if known is None or tie or known.differs_from(model):
+        known = widths(model, as_example(model, calls[0]), tie=tie)
+    sizes = _target_sizes(choose_widths(known, include, exclude), known, to)
+    with ordinary_tensors(), torch.no_grad():
+        consumers = _measurable(model, sizes, calls[0], named=isinstance(to, Mapping))
+        if max_parameters is not None:
+            sizes = _sizes_within(model, max_parameters, consumers, calls)
+        with Surgery(model, optimizer, ema) as surgery:
+            plans = []
+            for width in consumers:
+                size = sizes[width]
+                if size is not None and size >= width.size:
+                    continue
+                own = {width: consumers[width]}
+                (moments,) = _measured(model, own, calls).values()
+                removed = _least(model, width, own[width], moments, _enough(size))
+                if removed:
+                    plans.append(plan_removal(model, width, own[width], moments, removed, ema))
+                    surgery.apply(plans[-1])
+    return plans
+
+
+def _as_calls(data: Example | list[Example]) -> list[Call]:
+    calls = [as_call(each) for each in (data if isinstance(data, list) else [data])]
+    if not calls:
+        raise ValueError("prune: the list of inputs is empty")
+    return calls
+
+
+def _target_sizes(
+    chosen: Sequence[Width], known: Widths, to: Size | Mapping[str, Size] | None
+) -> dict[Width, int | None]:
+    """The size that each width is to have; None if only what changes nothing is to be removed."""
+    if not isinstance(to, Mapping):
+        return {width: _target(width, to) for width in chosen}
+    named = {known[name]: size for name, size in to.items()}
+    for width in named:
+        if width not in chosen:
+            why = "include= and exclude= leave it out" if width.reason is None else width.reason
+            raise ValueError(f"prune: {width.name} cannot be pruned: {why}")
+    return {width: _target(width, named[width]) for width in chosen if width in named}
+
+
+def _target(width: Width, size: Size | None) -> int | None:
+    if size is None:
+        return None
+    if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < math.inf:
+        raise ValueError(
+            f"prune: size of {width.name}: expected a number of neurons, such as 16, or a part, such as 0.5, not "
+            f"{size!r}"
+        )
+    return size if isinstance(size, int) else max(1, round(size * width.size))
+
+
+def _measurable(
+    model: nn.Module, chosen: Sequence[Width] | Mapping[Width, object], call: Call, named: bool
+) -> dict[Width, list[Consumer]]:
+    """Consumers of the widths that can be measured; others are an error if they were named, and else a warning."""
+    found = {width: find_consumers(model, width) for width in chosen}
+    consumers = {width: own for width, own in found.items() if not isinstance(own, str)}
+    problems = {width.name: own for width, own in found.items() if isinstance(own, str)}
+    for width, own in measure(_buffer(model, call), consumers, evaluation=True).items():
+        if isinstance(own, str):
+            problems[width.name] = own
+            del consumers[width]
+    if problems:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in problems.items())
+        if named or not consumers:
+            raise ValueError(f"prune: these widths cannot be pruned: {listed}")
+        warnings.warn(f"these widths are not pruned: {listed}", stacklevel=3)
+    return consumers
+
+
+def _buffer(model: nn.Module, call: Call) -> Buffer:
+    buffer = Buffer(model, call.samples)
+    buffer.add(call)
+    return buffer
+
+
+def _measured(
+    model: nn.Module, consumers: Mapping[Width, Sequence[Consumer]], calls: Sequence[Call]
+) -> dict[Width, list[Moments]]:
+    """Moments at all consumers on all inputs."""
+    totals: dict[Width, list[Moments]] = {}
+    for call in calls:
+        for width, own in measure(_buffer(model, call), consumers, evaluation=True).items():
+            if isinstance(own, str):
+                raise ValueError(f"prune: {width.name} cannot be measured on all inputs: {own}")
+            before = totals.get(width)
+            totals[width] = own if before is None else [a + b for a, b in zip(before, own, strict=True)]
+    for width, own in totals.items():
+        if any(not bool(moments.products.isfinite().all()) for moments in own):
+            raise ValueError(f"prune: the activations of {width.name} are not finite")
+        rows = min(moments.rows for moments in own)
+        if rows < 2 * width.size:
+            raise ValueError(
+                f"prune: {width.name} has {width.size} neurons, but the data gives only {rows} activations of each: "
+                "pass at least twice as many, or leave the width out with exclude="
+            )
+    return totals
+
+
+def _enough(size: int | None) -> Enough:
+    if size is None:
+        return lambda left, lost: lost > TOLERANCE
+    return lambda left, lost: left <= size
+
+
+def _least(
+    model: nn.Module, width: Width, consumers: Sequence[Consumer], moments: Sequence[Moments], enough: Enough
+) -> list[int]:
+    """Neurons to remove one after the other, each with the least loss, until there are few enough."""
+    states = [consumer.remaining(model, width, own) for consumer, own in zip(consumers, moments, strict=True)]
+    removed: list[int] = []
+    lost = 0.0
+    while len(removed) < width.size - 1:
+        losses = total_loss(states, removed)
+        neuron = int(losses.argmin())
+        lost += float(losses[neuron])
+        if enough(width.size - len(removed), lost):
+            break
+        _remove(states, neuron)
+        removed.append(neuron)
+    return removed
+
+
+def _remove(states: Sequence[Remaining | Unfolded], neuron: int) -> None:
+    for state in states:
+        state.remove(neuron)
+
+
+def _sizes_within(
+    model: nn.Module, limit: int, consumers: Mapping[Width, Sequence[Consumer]], calls: Sequence[Call]
+) -> dict[Width, int | None]:
+    """Sizes of the widths within a number of parameters, by removing where the loss is least per parameter."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ValueError(f"prune: max_parameters: expected a positive integer, not {limit!r}")
+    structure = next(iter(consumers)).structure
+
+    def parameters(sizes: Mapping[Width, int]) -> int:
+        return structure.parameters_with(model, {width.atom: size for width, size in sizes.items()})
+
+    if parameters(dict.fromkeys(consumers, 1)) > limit:
+        raise ValueError(
+            f"prune: max_parameters={limit}, but one neuron in each width already makes "
+            f"{parameters(dict.fromkeys(consumers, 1))} parameters"
+        )
+    measured = _measured(model, consumers, calls)
+    states = {
+        width: [each.remaining(model, width, own) for each, own in zip(consumers[width], measured[width], strict=True)]
+        for width in consumers
+    }
+    sizes, removed = {width: width.size for width in consumers}, {width: list[int]() for width in consumers}
+    losses = {width: total_loss(states[width]) for width in consumers}
+    tensors = {width: {axis.tensor for axis in width.axes} for width in consumers}
+    total, saved = parameters(sizes), dict[Width, int]()
+    stale = set(consumers)
+    while total > limit:
+        for width in stale:
+            saved[width] = total - parameters(sizes | {width: sizes[width] - 1})
+        width = min((each for each in consumers if sizes[each] > 1), key=lambda w: float(losses[w].min()) / saved[w])
+        neuron = int(losses[width].argmin())
+        _remove(states[width], neuron)
+        removed[width].append(neuron)
+        losses[width] = total_loss(states[width], removed[width])
+        sizes[width] -= 1
+        total -= saved[width]
+        stale = {each for each in consumers if tensors[each] & tensors[width]}  # a neuron of theirs has fewer weights
+    return dict(sizes)
