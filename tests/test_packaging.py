@@ -20,6 +20,8 @@ INTEGRATIONS = {  # the extras whose distributions a file may import
     "accelerate.py": "huggingface",
     "checkpoints.py": "huggingface",
     "huggingface.py": "huggingface",
+    "lightning.py": "lightning",
+    "lightning_module.py": "lightning",
     "pretrained.py": "huggingface",
 }
 INTEGRATION_FILES = {PACKAGE / "integrations" / name: extra for name, extra in INTEGRATIONS.items()}

@@ -156,6 +156,7 @@ def test_finding_widths_changes_nothing(training: bool) -> None:
     assert not any(weakref.getweakrefs(tensor) for tensor in (*model.parameters(), *model.buffers()))
     assert not torch.nn.modules.module._global_forward_hooks
     assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert not torch.nn.modules.module._global_forward_hooks_with_kwargs
 
 
 def test_parameters_inputs_and_attributes_that_a_model_changes_are_put_back() -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
@@ -18,16 +19,18 @@ from ..history import Event, History, Observation
 from ..initializations import Neurons
 from ..layer import Layer, StepContext
 from ..passes.buffers import Buffer, Untrained
+from ..passes.ranks import Ranks
 from ..passes.replay import Call
 from ..passes.seen import NotFinite
 from ..passes.taps import Taps
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
-from ..structure.axes import unwrapped
+from ..structure.axes import named_tensors, unwrapped
 from ..structure.fills import FanIn
 from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
-from ..structure.widths import Widths, last_widths, widths
+from ..structure.widths import Widths, check_supported, last_widths, widths
+from ..structure.wrappers import wrappers_of
 from ..surgery.ages import forget, resume
 from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
 from ..surgery.plan import Plan, Surgery, check_average, pad_for_growth, plan_neurons
@@ -106,6 +109,7 @@ class Grower:
         margin: bool = True,
     ):
         self.model = unwrapped(model)
+        check_supported(self.model, named_tensors(self.model))
         self.optimizers = as_list(optimizer)
         if not self.optimizers:
             raise TypeError("optimizer: expected the optimizer that trains the model")
@@ -146,7 +150,7 @@ class Grower:
         self._measured: set[str] = set()  # layers whose activations have been measured
         self._handles: list[Any] = []
         keep_inputs = not self.strategy.uses.isdisjoint({"activations", "trials"})
-        self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs)
+        self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs, self._join)
         try:
             for each in self.optimizers:
                 self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
@@ -171,6 +175,7 @@ class Grower:
         layers = make_layers(self.model, self.strategy, chosen, call, self.buffer)
         set_maximum_sizes(layers, known, self.max_width, self.round_to)
         for layer in layers:
+            layer.ranks = self._taps.ranks
             if layer.route is not None:
                 self.buffer.watch(layer.name, layer.width, layer.route)
             self.strategy.trigger.start(layer)
@@ -186,6 +191,25 @@ class Grower:
         self._check_budget()
         self._taps.want(self._next_looks())
 
+    def _join(self, ranks: Ranks) -> None:
+        """Decide together with other processes from now on; called in the first pass that runs in all of them."""
+        ranks.check_same(
+            {
+                "strategy": repr(self.strategy),
+                "seed": self.generator.initial_seed(),
+                "max_width, max_parameters, round_to": (self.max_width, self.max_parameters, self.round_to),
+                "include, exclude, tie": (self.include, self.exclude, self.tie),
+                "buffer": self.buffer.limit,
+                "steps": self.steps,
+                "shapes of parameters": [(name, tuple(own.shape)) for name, own in self.model.named_parameters()],
+            }
+        )
+        self.buffer.join(ranks)
+        for layer in self._layers or ():
+            layer.ranks = ranks
+        if self.buffer.untrained is not None:  # attached before DistributedDataParallel made the models equal
+            self.buffer.untrained = self.buffer.untrained.of_first(ranks)
+
     def fill(self, *args: Any, **kwargs: Any) -> None:
         """Add a batch of inputs to the buffer, so that widths can be measured from the first gradient step.
 
@@ -195,7 +219,20 @@ class Grower:
         self._taps.begin(call)
         self.buffer.add(call)
 
+    def join(self, *args: Any, **kwargs: Any) -> None:
+        """Watch a training pass that the model is about to run, from one of its own forward pre-hooks.
+
+        For a grower that is created in such a hook, since hooks which are added there are first called in the next
+        pass. Takes the arguments of the pass.
+        """
+        self._taps.enter(args, kwargs)
+
     # --- steps -------------------------------------------------------------------------------------------
+
+    @property
+    def stepped(self) -> bool:
+        """Whether an optimizer has stepped since the last call of `step`; not while gradients are accumulated."""
+        return self._stepped
 
     @property
     def widths(self) -> dict[str, int]:
@@ -225,10 +262,15 @@ class Grower:
             return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> list[Event]:
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not wrappers_of(self.model):
+            self._warn(
+                "there are several processes, but the model is not wrapped in DistributedDataParallel: each process "
+                "grows its own model"
+            )
         if self._layers is None:
             self._warn(
                 "the model has not run in training mode with gradients yet, so its widths are not known: call "
-                "model.train() before training, or pass example="
+                "model.train() before training, and the model itself rather than its parts or its forward()"
             )
             return []
         if not self._stepped and accumulating():
@@ -246,6 +288,11 @@ class Grower:
             )
         elif backwards == 0 and taps.backward_visible:
             self._warn("optimizer.step() was called without a backward pass through the model: no growth at this step")
+        elif not taps.synchronized:
+            self._warn(
+                "the latest pass before optimizer.step() ran inside no_sync(), so gradients were not averaged over "
+                "processes: no growth at such steps"
+            )
         else:
             self.steps += 1
             names = self._schedule.due(self.steps)
@@ -271,9 +318,18 @@ class Grower:
                     "inputs were modified in place or widths resized between the backward pass and grower.step(): "
                     "gradients of such steps are not used"
                 )
-        if self.buffer.drop_overwritten() and "activations" in self.strategy.uses:
+        lost = self.buffer.drop_overwritten() and "activations" in self.strategy.uses
+        recorded = [seen for layer in due for seen in layer.all_seen]
+        ranks, device = self._taps.ranks, next(self.model.parameters()).device
+        intact, *present = ranks.least([not lost, *(bool(seen.pairs) for seen in recorded)], device)
+        if not intact:
             self._warn("the model's inputs were modified in place before grower.step(): no growth at such steps")
             return []
+        for seen, in_all in zip(recorded, present, strict=True):
+            if not in_all:  # in some process, no gradient has reached it
+                seen.clear()
+        if self._taps.keep_inputs:
+            self.buffer.exchange()
         asked = [layer for layer in due if not layer.full]
         self.buffer.request(layer.name for layer in asked)
         decided: list[tuple[Layer, Decision]] = []
@@ -345,8 +401,7 @@ class Grower:
 
     def _skip_look(self, error: NotFinite, layer: Layer) -> None:
         self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
-        self.buffer.calls.clear()  # one of the inputs may be the cause
-        self.buffer.clear_activations()
+        self.buffer.clear()  # one of the inputs may be the cause
 
     def _grow(self, due: Sequence[tuple[Layer, Decision, int]], closure: Callable[[], Any] | None) -> list[Event]:
         """Compute the new neurons of all layers in the current model, then grow the layers one after the other."""
@@ -362,7 +417,7 @@ class Grower:
                     self.steps,
                     int(torch.randint(2**31, (1,), generator=self.generator)),
                     partial(self._fan_ins, layer),
-                    None if closure is None else loss_with(self.model, layer.width, closure, self.generator),
+                    None if closure is None else self._loss_with(layer, closure),
                 )
                 try:
                     neurons = self.strategy.initialization(layer, count, self.generator)
@@ -376,6 +431,11 @@ class Grower:
             return self._apply(additions, time.perf_counter() - started)
         finally:
             self._taps.muted = False
+
+    def _loss_with(self, layer: Layer, closure: Callable[[], Any]) -> Callable[[Any], float]:
+        """Function that maps the values of one new neuron to the loss with it, over all processes."""
+        loss, ranks = loss_with(self.model, layer.width, closure, self.generator), self._taps.ranks
+        return lambda values: float(ranks.mean(torch.tensor(loss(values), device=next(iter(values.values())).device)))
 
     def _seed_at(self, layer: Layer) -> int:
         """A seed for a layer's trigger at this step; it takes nothing from the random numbers of growth."""
@@ -433,6 +493,8 @@ class Grower:
             "sizes": {width.name: width.size for width in self._widths.growable} if self._widths else {},
             "generator": self.generator.get_state(),
             "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
+            "pending": [(call.args, call.kwargs, call.autocast) for call in self.buffer.pending],
+            "shared": self.buffer.shared,
             "example": None if first is None else (first.args, first.kwargs, first.autocast),
             "history": self.history.state_dict(),
         }
@@ -445,7 +507,7 @@ class Grower:
         """
         if state["strategy"] != repr(self.strategy):
             raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
-        calls = [Call.from_parts(*call) for call in state["calls"]]
+        calls, pending = ([Call.from_parts(*call) for call in state.get(key, ())] for key in ("calls", "pending"))
         if self._layers is None and state["layers"]:
             self._taps.begin(Call.from_parts(*state["example"]))
         own_names, saved_names = {layer.name for layer in self._layers or ()}, set(state["layers"])
@@ -471,21 +533,26 @@ class Grower:
         self._check_budget()
         self._taps.want(self._next_looks())
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
-        self.buffer.calls[:] = calls
-        self.buffer.clear_activations()
+        self.buffer.clear()
+        self.buffer.calls[:], self.buffer.pending[:] = calls, pending
+        self.buffer.shared = state.get("shared", False)
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
 
-    def detach(self) -> None:
+    def detach(self, *, keep_ages: bool = False) -> None:
         """Remove all hooks from the model and the optimizers. The model keeps its size.
 
         Young weights count as old from then on, so detach after training.
+
+        Args:
+            keep_ages: whether young weights remain young, with the hooks on the optimizers that they need, so that the
+                optimizers' state can still be saved or trained with.
         """
         self._taps.remove()
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self.ages:
+        if self.ages and not keep_ages:
             for optimizer in self.optimizers:
                 forget(optimizer)
 

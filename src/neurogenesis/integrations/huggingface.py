@@ -34,7 +34,7 @@ from .sizes import SavedSizes
 __all__ = ["GrowerCallback", "from_pretrained", "save_pretrained", "update_config"]
 
 
-class GrowerCallback(TrainerCallback):
+class GrowerCallback(TrainerCallback):  # type: ignore[misc]
     """Grows the model of a ``Trainer``: pass it in ``callbacks``.
 
     The grower looks after each gradient step, so once in several batches with ``gradient_accumulation_steps``. Each

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..files import replace_file
 from ..structure.axes import named_tensors
 from ..structure.edits import Edit
+from ..structure.solving import sizes_from_shapes
 from ..structure.terms import leaves, size
 from ..structure.widths import last_widths
 from ..surgery.optimizer_state import Optimizers
@@ -38,12 +39,14 @@ class SavedSizes:
     attributes: list[tuple[str, str, int]]
 
     @staticmethod
-    def of(model: nn.Module) -> SavedSizes:
-        """The sizes of a model; empty if its widths are not known."""
+    def of(model: nn.Module, shapes: Mapping[str, Sequence[int]] | None = None) -> SavedSizes:
+        """The sizes of a model, or those that give its tensors other shapes; empty if its widths are not known."""
         found = last_widths(model)
         if found is None or found.differs_from(model) is not None:
             return SavedSizes({}, {}, [])
         structure = found.structure
+        others = {} if shapes is None else sizes_from_shapes(found, shapes)
+        atoms = {found[name].atom: number for name, number in others.items()}
         free = {atom for terms in structure.axes.values() for term in terms for atom in leaves(term) if not atom.fixed}
         axes = {
             name: own
@@ -51,8 +54,8 @@ class SavedSizes:
             if (own := [axis for axis, term in enumerate(terms) if not free.isdisjoint(leaves(term))])
         }
         attributes = [each for each in structure.attributes if not free.isdisjoint(leaves(each.term))]
-        values = dict.fromkeys((each.module, each.name, size(each.term)) for each in attributes)
-        sizes = {width.name: width.size for width in found if width.fixed is None}
+        values = dict.fromkeys((each.module, each.name, size(each.term, atoms)) for each in attributes)
+        sizes = {width.name: others.get(width.name, width.size) for width in found if width.fixed is None}
         return SavedSizes(sizes, axes, list(values))
 
     def state(self) -> dict[str, Any]:
@@ -91,6 +94,21 @@ class SavedSizes:
                 if f"{path}.".startswith(prefix)
             ],
         )
+
+    def below(self, path: str) -> SavedSizes:
+        """The same sizes, for the model in which this one is the submodule at a path."""
+        if not path:
+            return self
+        return SavedSizes(
+            {f"{path}.{name}": number for name, number in self.widths.items()},
+            {f"{path}.{name}": own for name, own in self.axes.items()},
+            [(f"{path}.{inner}" if inner else path, name, value) for inner, name, value in self.attributes],
+        )
+
+    def joined(self, other: SavedSizes) -> SavedSizes:
+        """These sizes and those of another part of the model."""
+        attributes = list(dict.fromkeys([*self.attributes, *other.attributes]))
+        return SavedSizes({**self.widths, **other.widths}, {**self.axes, **other.axes}, attributes)
 
     def resize(self, model: nn.Module, shapes: Mapping[str, Sequence[int]], optimizer: Optimizers = None) -> None:
         """Give the tensors of a model these shapes, with arbitrary values that the caller then loads over.

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from .. import metrics
 from ..structure.axes import named_tensors
 from ..structure.widths import Width
+from .ranks import ALONE, Ranks
 from .replay import Call, Watch, replays
 from .routes import Route, select_neurons
 
@@ -159,10 +161,23 @@ class Untrained:
         points = {name: (p.module, p.side, p.positions, p.in_order) for name, p in self.points.items()}
         return [dict(self.tensors), list(self.attributes), points, dict(self.fan_out_norms)]
 
+    def of_first(self, ranks: Ranks) -> Untrained:
+        """The model of the first process."""
+        tensors = dict(zip(self.tensors, ranks.of_first(self.tensors.values()), strict=True))
+        norms = dict(zip(self.fan_out_norms, ranks.of_first(self.fan_out_norms.values()), strict=True))
+        return replace(self, tensors=tensors, fan_out_norms=norms)
+
     @staticmethod
     def from_state(state: Sequence[Any]) -> Untrained:
         tensors, attributes, points, norms = state
         return Untrained(tensors, attributes, {name: Point(*point) for name, point in points.items()}, norms)
+
+
+def _drop_oldest(calls: list[Call], limit: int) -> None:
+    """Drop the oldest calls as long as the others have enough samples."""
+    held = sum(call.samples for call in calls)
+    while calls and held - calls[0].samples >= limit:
+        held -= calls.pop(0).samples
 
 
 @dataclass(frozen=True)
@@ -201,7 +216,10 @@ class Buffer:
 
     def __init__(self, model: nn.Module, limit: int):
         self.model, self.limit = model, limit
+        self.ranks = ALONE  # the processes that train the model together
         self.calls: list[Call] = []
+        self.pending: list[Call] = []  # of several processes: those of this one that are not yet exchanged
+        self.shared = False  # whether `calls` are those of several processes
         self.seed = 0  # seed of random operations in the model, such as dropout
         self.untrained: Untrained | None = None  # kept until every layer has been measured in it
         self.inputs_overwritten = False  # whether the model or the caller writes into the inputs
@@ -214,11 +232,47 @@ class Buffer:
     def add(self, call: Call) -> None:
         """Add the inputs of a call of the model and drop the oldest ones beyond the limit."""
         self.clear_activations()
-        self.calls.append(call)
-        held, needed = self.samples, max(map(self.items, self._watched), default=self.limit)
-        while held - self.calls[0].samples >= needed:
-            held -= self.calls.pop(0).samples
+        if self.ranks is ALONE:
+            self.calls.append(call)
+            _drop_oldest(self.calls, self._needed)
+        else:
+            self.pending.append(call)
+            _drop_oldest(self.pending, -(-self.limit // self.ranks.count))
         self._training_modes = [(module, module.training) for module in self.model.modules()]
+
+    def join(self, ranks: Ranks) -> None:
+        """Measure on the inputs of all processes from now on."""
+        self.ranks = ranks
+        if not self.shared:
+            self.pending[:0] = self.calls
+            self.calls.clear()
+            self.shared = True
+
+    def exchange(self) -> None:
+        """Exchange inputs with the other processes, before all of them measure activations on the same ones."""
+        if self.ranks is not ALONE:
+            received = self.ranks.calls(self.pending)
+            self.pending.clear()
+            for calls in zip_longest(*received):
+                self.calls += [call for call in calls if call is not None]
+            _drop_oldest(self.calls, self._needed)
+
+    @property
+    def _needed(self) -> int:
+        """Number of items of batches that some width is measured on."""
+        return max(map(self.items, self._watched), default=self.limit)
+
+    @property
+    def latest(self) -> Call | None:
+        """The latest inputs in this process."""
+        own = self.calls if self.ranks is ALONE else self.pending
+        return own[-1] if own else None
+
+    def clear(self) -> None:
+        """Discard all inputs."""
+        self.calls.clear()
+        self.pending.clear()
+        self.clear_activations()
 
     @property
     def samples(self) -> int:
@@ -271,9 +325,10 @@ class Buffer:
 
     def drop_overwritten(self) -> bool:
         """Drop inputs that were modified in place; returns whether that removed all of them."""
-        intact = [call for call in self.calls if call.intact]
-        lost = bool(self.calls) and not intact
-        self.calls[:] = intact
+        own = self.calls if self.ranks is ALONE else self.pending
+        intact = [call for call in own if call.intact]
+        lost = bool(own) and not intact
+        own[:] = intact
         return lost
 
     def request(self, names: Iterable[str]) -> None:

@@ -19,7 +19,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -477,6 +481,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
             register_module_forward_hook(tracer.leave, with_kwargs=True, always_call=True),
         ):
             stack.callback(handle.remove)
+            stack.callback(_global_forward_hooks_with_kwargs.pop, handle.id, None)  # remove() leaves it there
         stack.enter_context(tracer)
         if tracer.strict:
             stack.enter_context(_FailureWatch(tracer))

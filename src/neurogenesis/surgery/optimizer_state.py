@@ -51,9 +51,11 @@ def as_list(optimizers: Optimizers) -> list[Optimizer]:
 
 
 def _unwrap(optimizer: Any) -> Any:
-    """Return the optimizer inside a wrapper such as Accelerate's."""
-    while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
+    """Return the optimizer inside a wrapper such as Accelerate's or Lightning's, which is of its class too."""
+    while (inner := getattr(optimizer, "optimizer", None)) is not None and (
+        not hasattr(optimizer, "_optimizer_step_post_hooks") or isinstance(optimizer, type(inner))
+    ):
+        optimizer = inner
     return optimizer
 
 

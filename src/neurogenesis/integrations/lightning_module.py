@@ -1,0 +1,124 @@
+"""What `GrowerCallback` finds in a LightningModule and its Trainer, and what it puts on the module for a while."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
+from torch.utils._pytree import tree_map_only
+
+from ..structure.tracing import restoring_attributes
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+def submodule(pl_module: LightningModule, path: str) -> nn.Module:
+    """The submodule at a path; raises ValueError if there is none."""
+    try:
+        return pl_module.get_submodule(path)
+    except AttributeError:
+        names = ", ".join(repr(name) for name, _ in pl_module.named_children())
+        raise ValueError(f"module={path!r}: {type(pl_module).__name__} has no such submodule; it has {names}") from None
+
+
+def path_of(module: nn.Module, pl_module: LightningModule) -> str:
+    paths: dict[int, str] = {id(each): path for path, each in pl_module.named_modules()}
+    return paths[id(module)]
+
+
+def optimizers_of(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+    """The optimizers that hold parameters of a module."""
+    own = set(map(id, module.parameters()))
+    held = [{id(each) for group in optimizer.param_groups for each in group["params"]} for optimizer in optimizers]
+    return [optimizer for optimizer, ids in zip(optimizers, held, strict=True) if not own.isdisjoint(ids)]
+
+
+def averages_of(trainer: Trainer) -> list[nn.Module]:
+    """The averaged copies of its LightningModule that callbacks of a Trainer keep."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    kept = [(name, value) for callback in callbacks for name, value in vars(callback).items()]
+    wrapped = [value.module for _, value in kept if isinstance(value, AveragedModel)]
+    plain = [value for name, value in kept if name == "_average_model" and not isinstance(value, AveragedModel)]
+    module = trainer.lightning_module
+    return [average for average in (*wrapped, *plain) if type(average) is type(module)]
+
+
+def averages_in(pl_module: LightningModule, module: nn.Module) -> dict[str, AveragedModel]:
+    """The averages of one of its modules that a LightningModule has, by path."""
+    return {
+        path: average
+        for path, average in pl_module.named_modules()
+        if isinstance(average, AveragedModel) and type(average.module) is type(module) and module is not pl_module
+    }
+
+
+def on_device(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A state with all tensors on the model's device: Lightning reads checkpoints on the CPU."""
+    moved: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.to(device), state)
+    return moved
+
+
+def loss_again(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> Callable[[], Any] | None:
+    """A function that returns the loss of a batch, for strategies that try neurons out; None where steps are manual."""
+    if not pl_module.automatic_optimization:
+        return None
+    arguments = (batch, batch_idx)[: len(inspect.signature(pl_module.training_step).parameters)]
+
+    def loss() -> Any:
+        with trainer.precision_plugin.train_step_context(), silent(pl_module), restoring_attributes(pl_module):
+            output = pl_module.training_step(*arguments)
+        return output["loss"] if isinstance(output, Mapping) else output
+
+    return loss
+
+
+@contextmanager
+def silent(pl_module: LightningModule) -> Iterator[None]:
+    """Nothing is logged inside."""
+    attributes, names = vars(pl_module), ("log", "log_dict")
+    before = {name: attributes[name] for name in names if name in attributes}
+    attributes.update({name: lambda *args, **kwargs: None for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            del attributes[name]
+        attributes.update(before)
+
+
+class BeforeHook:
+    """Calls a function before one hook of one LightningModule. Copies and pickles of the module have their own hook."""
+
+    def __init__(self, module: LightningModule, name: str, action: Callable[[dict[str, Any]], None]):
+        self.module, self.name, self.action = module, name, action
+        self.own: Any = getattr(module, name)
+        self.removed = False
+        setattr(module, name, self)
+
+    def __call__(self, checkpoint: dict[str, Any]) -> Any:
+        if not self.removed:
+            self.action(checkpoint)
+        return self.own(checkpoint)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.own, memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, self.name)
+
+    def remove(self) -> None:
+        """Restore what was there before, as soon as hooks added later are removed too."""
+        self.removed = True
+        attributes = vars(self.module)
+        while isinstance(present := attributes.get(self.name), BeforeHook) and present.removed:
+            del attributes[self.name]
+            if getattr(self.module, self.name) != present.own:
+                attributes[self.name] = present.own
