@@ -1,4 +1,4 @@
-"""A small language model learns to add modulo 31 in the Trainer of Transformers, and its layers grow meanwhile.
+"""A small language model that learns to add modulo 31; its layers grow while the Trainer of Transformers trains it.
 
 It starts with 8 neurons in each feed-forward layer; `need` adds as many as it has a use for. Run it from anywhere:
 
