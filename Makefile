@@ -17,8 +17,10 @@ test-long: .venv/test.installed  ## every test
 	$(BIN)/pytest -n 2 -m "long or not long"
 
 # On another Python or torch: make test-library PYTHON=python3.10 CONSTRAINTS=file-with-torch==2.7.1
-NOT_LIBRARY := $(patsubst %,--ignore=tests/test_%.py,benchmarks cli data docs lightning packaging report runs sweep zoo) \
-	$(patsubst %,--ignore=src/neurogenesis/%,experiments report cli __main__.py integrations/lightning.py)
+NOT_LIBRARY := $(patsubst %,--ignore=tests/test_%.py,benchmarks cli data distributed docs huggingface lightning packaging \
+	report runs sweep zoo) \
+	$(patsubst %,--ignore=src/neurogenesis/%,experiments report cli __main__.py \
+	integrations/accelerate.py integrations/huggingface.py integrations/lightning.py integrations/pretrained.py)
 test-library: .venv/library-test.installed  ## the tests of the library alone, which need torch alone
 	$(BIN)/pytest -n 2 tests src $(NOT_LIBRARY)
 

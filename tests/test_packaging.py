@@ -16,14 +16,21 @@ import neurogenesis as ng
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "neurogenesis"
 APPLICATION = ("experiments", "report", "cli", "__main__.py")  # everything else is the library
-LIBRARY_FILES = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] not in APPLICATION]
-APPLICATION_FILES = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] in APPLICATION]
-# What else is imported, only when it is used.
-OPTIONAL = {
-    "integrations/checkpoints.py": {"safetensors"},
-    "integrations/lightning.py": {"lightning"},
-    "integrations/lightning_module.py": {"lightning"},
+INTEGRATIONS = {  # the extras whose distributions a file may import
+    "accelerate.py": "huggingface",
+    "checkpoints.py": "huggingface",
+    "huggingface.py": "huggingface",
+    "lightning.py": "lightning",
+    "lightning_module.py": "lightning",
+    "pretrained.py": "huggingface",
 }
+INTEGRATION_FILES = {PACKAGE / "integrations" / name: extra for name, extra in INTEGRATIONS.items()}
+LIBRARY_FILES = [
+    p
+    for p in PACKAGE.rglob("*.py")
+    if p.relative_to(PACKAGE).parts[0] not in APPLICATION and p not in INTEGRATION_FILES
+]
+APPLICATION_FILES = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] in APPLICATION]
 
 
 def imported(source: str) -> set[str]:
@@ -72,7 +79,17 @@ def undeclared(files: list[Path], allowed: set[str]) -> dict[str, set[str]]:
 def test_the_library_imports_torch_and_the_standard_library_alone() -> None:
     assert declared() == {"torch"}
     assert len(LIBRARY_FILES) > 30
-    assert undeclared(LIBRARY_FILES, {"torch"}) == OPTIONAL
+    assert undeclared(LIBRARY_FILES, {"torch"}) == {}
+
+
+@pytest.mark.parametrize(("file", "extra"), INTEGRATION_FILES.items(), ids=INTEGRATIONS)
+def test_integrations_import_what_their_extras_declare(file: Path, extra: str) -> None:
+    assert undeclared([file], {"torch", *declared(extra)}) == {}
+
+
+def test_importing_checkpoints_needs_torch_alone() -> None:
+    code = "import sys, neurogenesis.integrations.checkpoints; sys.exit('safetensors' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_experiments_import_what_their_extra_declares() -> None:

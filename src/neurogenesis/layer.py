@@ -17,6 +17,7 @@ from .candidates.grown import stack_values
 from .candidates.trials import Candidates, Trials
 from .candidates.windows import Pass, rows_match
 from .passes.buffers import Activations, Buffer, Untrained
+from .passes.ranks import ALONE, Ranks
 from .passes.replay import Call
 from .passes.routes import Route
 from .passes.seen import NotFinite, Pair, Seen, check_finite
@@ -77,6 +78,7 @@ class Layer:
         memory: numbers, and containers of numbers and tensors, that a trigger keeps from step to step; saved with the
             `Grower`. Replace tensors instead of modifying them.
         now: state that changes from step to step.
+        ranks: the processes that train the model together.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Layer:
         self.out_of_budget = False
         self.memory: dict[str, Any] = {}
         self.now = StepContext()
+        self.ranks: Ranks = ALONE
         self.all_seen = [] if route is None else [Seen(model, width, each) for each in (route, *route.others)]
         self._buffer = None if route is None else buffer
 
@@ -236,7 +239,7 @@ class Layer:
         seen = self._buffer.activations(self.name)
         if seen is None:
             return "no input has reached it yet"
-        if seen.columns >= 2 * self.size or self._buffer.full:
+        if seen.columns >= 2 * self.size or self._buffer.full(self.name):
             return None
         return f"{seen.columns} of {2 * self.size} activations per neuron seen"
 
@@ -248,20 +251,22 @@ class Layer:
     @property
     def gradient_norms(self) -> Mapping[str, Tensor]:
         """Norms of the gradients of fan-in and fan-out, per neuron."""
-        return {} if self.seen is None else self.seen.gradient_norms
+        return {} if self.seen is None else self.seen.norms(self.ranks)
 
     def auxiliary_gradient(self) -> Tensor:
         """Gradient of the bridge, summed over the passes since the last step."""
         assert self.bridge is not None and self.seen is not None
         total = sum(self.bridge.gradient(pair.H_prev, pair.D) for pair in self.seen.pairs)
         assert isinstance(total, Tensor)
+        total = self.ranks.mean(total)
         check_finite([total], f"gradients of {self.name}")
         return total
 
     def auxiliary_bound(self) -> float:
         """Cheap upper bound on the norm of the auxiliary gradient."""
         assert self.bridge is not None and self.seen is not None
-        return sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.seen.pairs)
+        bound = sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.seen.pairs)
+        return float(self.ranks.mean(torch.tensor(bound, dtype=torch.float64, device=self.seen.pairs[0].D.device)))
 
     # --- trial runs --------------------------------------------------------------------------------------
 
@@ -287,7 +292,10 @@ class Layer:
     ) -> tuple[Tensor, Tensor]:
         """Gradients of the fan-in and fan-out of candidates; see `candidates.trials`."""
         pairs = () if self.seen is None else self.seen.pairs
-        return self._trials.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
+        found = self._trials.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
+        fan_in_gradient, fan_out_gradient = map(self.ranks.mean, found)
+        check_finite([fan_in_gradient, fan_out_gradient], f"gradients of {self.name}")
+        return fan_in_gradient, fan_out_gradient
 
     @cached_property
     def other_producers(self) -> list[Axis]:
@@ -334,7 +342,8 @@ class Layer:
                 module = self.model.get_submodule(self.all_seen[number].route.consumer.module)
                 if each is not None and rows_match(module, pair.H, each):
                     passes[number].append(Pass(pair.H, each, pair.D))
-        return passes
+        in_all = self.ranks.least([len(own) for own in passes], self.tensor(self.consumer).device)
+        return [own if number else [] for own, number in zip(passes, in_all, strict=True)]
 
     @property
     def _trials(self) -> Trials:

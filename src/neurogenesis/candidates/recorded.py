@@ -120,9 +120,14 @@ class RecordedChain:
 
     @property
     def _inputs_usable(self) -> bool:
-        """Whether the producer's inputs have not been modified in place, and have a batch axis."""
-        assert self._inputs is not None
+        """Whether the producer's inputs have not been modified in place, and have a batch axis.
+
+        The precision of its weights differs from that of its inputs or outputs if the model uses autocast inside.
+        """
+        assert self._inputs is not None and self._present is not None
         x, version = self._inputs
+        if {x.dtype, self._present.dtype} != {self.producer.weight.dtype}:
+            return False
         return x._version == version and (x.ndim == self.producer.weight.ndim if self._images else x.ndim >= 2)
 
     def _separate(self, path: str) -> bool:

@@ -124,16 +124,15 @@ class Trials:
                 output = apply_weights(consumer, consumed.to(leaves[1].dtype), leaves[1], self.route.consumer)
             gradients = torch.autograd.grad(output, leaves, pair.D.reshape(output.shape).to(output))
             total = [t + g for t, g in zip(total, gradients, strict=True)]
-        check_finite(total, f"gradients of {self.width.name}")
         return total[0], total[1]
 
     @property
     def _limit(self) -> int:
-        return 0 if self.buffer is None else self.buffer.limit
+        return 0 if self.buffer is None else self.buffer.items(self.width.name)
 
     @property
     def _calls(self) -> Sequence[Call]:
-        return () if self.buffer is None else self.buffer.calls
+        return () if self.buffer is None else self.buffer.calls_for([self.width.name])
 
     def consumed(
         self,

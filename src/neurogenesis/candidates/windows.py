@@ -45,6 +45,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ..passes.ranks import ALONE, Ranks
 from ..passes.seen import Shapes
 from ..structure.axes import Axis
 from ..structure.edits import Edit
@@ -91,7 +92,7 @@ class Record:
     variance: Tensor | None = None
     steps: int = 0
 
-    def fitted(self, consumer: nn.Module, passes: Sequence[Pass]) -> Record:
+    def fitted(self, consumer: nn.Module, passes: Sequence[Pass], ranks: Ranks) -> Record:
         """Fit the candidates to the consumer's inputs of this step, or of the latest steps if there are few rows.
 
         A fit of earlier steps would not do: training changes the inputs, and what it leaves of a candidate would then
@@ -99,9 +100,10 @@ class Record:
         """
         inputs = passes[0].H.shape[_channel(consumer)]
         enough = ROWS_PER_INPUT * inputs
-        in_step = sum(each.H.numel() for each in passes) // inputs
+        (in_step,) = ranks.total([sum(each.H.numel() for each in passes) // inputs], passes[0].H.device)
         most = max(enough, MAX_ROWS)
-        new = [sampled_rows(consumer, each, -(-most * each.H.numel() // (in_step * inputs))) for each in passes]
+        own = [sampled_rows(consumer, each, -(-most * each.H.numel() // (in_step * inputs))) for each in passes]
+        new = ranks.gathered(own[0] if len(own) == 1 else torch.cat(own))
         rows = tuple(new) if in_step >= enough else (*self.rows, *new)
         while sum(map(len, rows[1:])) >= most:
             rows = rows[1:]
@@ -112,25 +114,29 @@ class Record:
         together = torch.cat(rows)
         return replace(self, rows=kept, new_rows=0, coefficients=fit(together[:, :inputs], together[:, inputs:]))
 
-    def with_step(self, consumer: nn.Module, passes: Sequence[Pass], before: int) -> Record:
+    def with_step(self, consumer: nn.Module, passes: Sequence[Pass], before: int, ranks: Ranks) -> Record:
         """Add the gradients of a step of the window, `before` steps after it began."""
         assert self.coefficients is not None
-        total = sum(each.D.numel() for each in passes)
+        channel, columns = _channel(consumer), self.present.to(passes[0].H.device)
+        present, candidates = [each.H.index_select(channel, columns) for each in passes], [each.h for each in passes]
         norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
-        rows = total / passes[0].D.shape[_channel(consumer)]  # not entries: new outputs have no gradient at first
-        scale = float(torch.stack(norms).norm()) / rows**0.5 or 1.0
-        columns = self.present.to(passes[0].H.device)
-        present = centred(consumer, [each.H.index_select(_channel(consumer), columns) for each in passes])
-        candidates = centred(consumer, [each.h for each in passes])
+        counts = [sum(getattr(each, name).numel() for each in passes) for name in ("D", "H")]
+        entries, in_rows = ranks.total(counts, columns.device)
+        squares, sums, new_sums = ranks.sums(
+            [torch.stack(norms).square().sum(), _sums(consumer, present), _sums(consumer, candidates)]
+        )
+        in_rows //= passes[0].H.shape[channel]
+        rows = entries / passes[0].D.shape[channel]  # not entries: new outputs have no gradient at first
+        scale = float(squares.sqrt()) / rows**0.5 or 1.0
         gradients, energies, variances = [], [], []
-        for each, own, h in zip(passes, present, candidates, strict=True):
+        for each, own in zip(passes, present, strict=True):
             r = unexplained(consumer, each.H, each.h, self.coefficients)
-            inputs = torch.cat([r, own.to(r.dtype)], _channel(consumer))
-            part = each.D.numel() / total
+            inputs = torch.cat([r, _minus(consumer, own, sums / in_rows).to(r.dtype)], channel)
+            part = each.D.numel() / entries
             gradients.append(fan_out_gradient(consumer, inputs, each.D.to(r.dtype)) / scale)
             energies.append(_mean_squares(consumer, inputs) * part)
-            variances.append(_mean_squares(consumer, h) * part)
-        gradient, energy, variance = (sum(each[1:], each[0]) for each in (gradients, energies, variances))
+            variances.append(_mean_squares(consumer, _minus(consumer, each.h, new_sums / in_rows)) * part)
+        gradient, energy, variance = ranks.sums([sum(each[1:], each[0]) for each in (gradients, energies, variances)])
         if self.energy is not None and self.variance is not None:
             energy, variance = self.energy + energy, self.variance + variance
         blocks = self.blocks
@@ -214,20 +220,22 @@ class Window:
             shapes.append((_shape_after(producer, producers[0], edits), _shape_after(consumer, axis, edits)))
         return replace(self, fan_ins=tuple(fan_ins), records=tuple(records), shapes=tuple(shapes))
 
-    def fitted(self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]]) -> Window:
+    def fitted(self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]], ranks: Ranks = ALONE) -> Window:
         """Fit the candidates to the inputs of each consumer that has passes."""
         of_each = zip(self.records, consumers, passes, strict=True)
-        records = [record.fitted(consumer, own) if own else record for record, consumer, own in of_each]
+        records = [record.fitted(consumer, own, ranks) if own else record for record, consumer, own in of_each]
         return replace(self, records=tuple(records))
 
-    def with_step(self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]]) -> Window:
+    def with_step(
+        self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]], ranks: Ranks = ALONE
+    ) -> Window:
         """Add the gradients of a step, unless all fits have too few rows yet."""
         of_each = list(zip(self.records, consumers, passes, strict=True))
         ready = [bool(own) and record.coefficients is not None for record, _, own in of_each]
         if not any(ready):
             return self
         records = [
-            record.with_step(consumer, own, self.steps) if its else record.without_gradient(self.steps)
+            record.with_step(consumer, own, self.steps, ranks) if its else record.without_gradient(self.steps)
             for its, (record, consumer, own) in zip(ready, of_each, strict=True)
         ]
         return replace(self, records=tuple(records), steps=self.steps + 1)
@@ -319,14 +327,18 @@ def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor)
     return h - (slopes.T @ H.flatten(2) + constant[:, None]).reshape(h.shape)
 
 
-def centred(consumer: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Inputs of the consumer in several passes, minus their means over all of them."""
+def _sums(consumer: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+    """Sum of each input of the consumer over samples and positions of all passes."""
+    sums = [each.sum(_all_but_channel(consumer, each), dtype=_wide(each)) for each in inputs]
+    return sum(sums[1:], sums[0])
+
+
+def _minus(consumer: nn.Module, inputs: Tensor, means: Tensor) -> Tensor:
+    """Inputs of the consumer minus a number for each."""
     if isinstance(consumer, _ConvNd):
-        inputs = [each.reshape(-1, *each.shape[_channel(consumer) :]) for each in inputs]
-    sums = [each.sum(_all_but_channel(consumer, each), keepdim=True, dtype=_wide(each)) for each in inputs]
-    rows = sum(each.numel() for each in inputs) // sums[0].numel()
-    means = sum(sums[1:], sums[0]) / rows
-    return [each - means for each in inputs]
+        inputs = inputs.reshape(-1, *inputs.shape[_channel(consumer) :])
+        means = means.reshape(-1, *[1] * len(consumer.kernel_size))
+    return inputs - means
 
 
 def _mean_squares(consumer: nn.Module, inputs: Tensor) -> Tensor:

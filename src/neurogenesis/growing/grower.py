@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
@@ -18,22 +19,25 @@ from ..history import Event, History, Observation
 from ..initializations import Neurons
 from ..layer import Layer, StepContext
 from ..passes.buffers import Buffer, Untrained
+from ..passes.ranks import Ranks
 from ..passes.replay import Call
 from ..passes.seen import NotFinite
 from ..passes.taps import Taps
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
-from ..structure.axes import unwrapped
+from ..structure.axes import named_tensors, unwrapped
 from ..structure.fills import FanIn
 from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
-from ..structure.widths import Widths, last_widths, widths
+from ..structure.widths import Widths, check_supported, last_widths, widths
+from ..structure.wrappers import wrappers_of
 from ..surgery.ages import forget, resume
 from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
 from ..surgery.plan import Plan, Surgery, check_average, pad_for_growth, plan_neurons
 from ..surgery.reach import fan_ins_of
 from ..surgery.resizing import resize_widths
 from ..triggers import Decision
+from .accumulation import accumulating
 from .budget import affordable, rounded_up, shares
 from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
 from .overview import overview
@@ -61,7 +65,9 @@ class Grower:
         exclude: patterns of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
         buffer: the number of latest samples on which activations are measured; by default 1568, or 128 in networks with
-            convolutions. A width is measured as soon as there are twice as many activations as neurons; see `fill`.
+            convolutions. A sample is an item of a batch; in sequences, such as tokens, it is each position of an item,
+            and twice as many positions as neurons are measured if that is more. A width is measured as soon as there
+            are twice as many activations as neurons; see `fill`.
         seed: seed of all random numbers of growth. Torch's global random state is not used.
         ema: an averaged copy of the model, which grows too.
         ages: whether the optimizer treats new weights as if training had just begun; see `neurogenesis.ages`.
@@ -103,6 +109,7 @@ class Grower:
         margin: bool = True,
     ):
         self.model = unwrapped(model)
+        check_supported(self.model, named_tensors(self.model))
         self.optimizers = as_list(optimizer)
         if not self.optimizers:
             raise TypeError("optimizer: expected the optimizer that trains the model")
@@ -143,7 +150,7 @@ class Grower:
         self._measured: set[str] = set()  # layers whose activations have been measured
         self._handles: list[Any] = []
         keep_inputs = not self.strategy.uses.isdisjoint({"activations", "trials"})
-        self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs)
+        self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs, self._join)
         try:
             for each in self.optimizers:
                 self._handles.append(each.register_step_post_hook(self._optimizer_stepped))
@@ -168,9 +175,12 @@ class Grower:
         layers = make_layers(self.model, self.strategy, chosen, call, self.buffer)
         set_maximum_sizes(layers, known, self.max_width, self.round_to)
         for layer in layers:
+            layer.ranks = self._taps.ranks
             if layer.route is not None:
                 self.buffer.watch(layer.name, layer.width, layer.route)
             self.strategy.trigger.start(layer)
+        if self._taps.keep_inputs and not has_convolutions(self.model):
+            self.buffer.count_rows(call)
         self._layers = layers
         self._first_call = call
         if "activations" in self.strategy.trigger.needs:
@@ -180,6 +190,25 @@ class Grower:
         self._taps.watch(watched, norms="gradients" in self.strategy.uses)
         self._check_budget()
         self._taps.want(self._next_looks())
+
+    def _join(self, ranks: Ranks) -> None:
+        """Decide together with other processes from now on; called in the first pass that runs in all of them."""
+        ranks.check_same(
+            {
+                "strategy": repr(self.strategy),
+                "seed": self.generator.initial_seed(),
+                "max_width, max_parameters, round_to": (self.max_width, self.max_parameters, self.round_to),
+                "include, exclude, tie": (self.include, self.exclude, self.tie),
+                "buffer": self.buffer.limit,
+                "steps": self.steps,
+                "shapes of parameters": [(name, tuple(own.shape)) for name, own in self.model.named_parameters()],
+            }
+        )
+        self.buffer.join(ranks)
+        for layer in self._layers or ():
+            layer.ranks = ranks
+        if self.buffer.untrained is not None:  # attached before DistributedDataParallel made the models equal
+            self.buffer.untrained = self.buffer.untrained.of_first(ranks)
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
         """Add a batch of inputs to the buffer, so that widths can be measured from the first gradient step.
@@ -233,11 +262,18 @@ class Grower:
             return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> list[Event]:
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not wrappers_of(self.model):
+            self._warn(
+                "there are several processes, but the model is not wrapped in DistributedDataParallel: each process "
+                "grows its own model"
+            )
         if self._layers is None:
             self._warn(
                 "the model has not run in training mode with gradients yet, so its widths are not known: call "
                 "model.train() before training, and the model itself rather than its parts or its forward()"
             )
+            return []
+        if not self._stepped and accumulating():
             return []
         taps = self._taps
         stepped, passes, backwards = self._stepped, taps.forward_passes, taps.backward_passes
@@ -252,6 +288,11 @@ class Grower:
             )
         elif backwards == 0 and taps.backward_visible:
             self._warn("optimizer.step() was called without a backward pass through the model: no growth at this step")
+        elif not taps.synchronized:
+            self._warn(
+                "the latest pass before optimizer.step() ran inside no_sync(), so gradients were not averaged over "
+                "processes: no growth at such steps"
+            )
         else:
             self.steps += 1
             names = self._schedule.due(self.steps)
@@ -277,9 +318,18 @@ class Grower:
                     "inputs were modified in place or widths resized between the backward pass and grower.step(): "
                     "gradients of such steps are not used"
                 )
-        if self.buffer.drop_overwritten() and "activations" in self.strategy.uses:
+        lost = self.buffer.drop_overwritten() and "activations" in self.strategy.uses
+        recorded = [seen for layer in due for seen in layer.all_seen]
+        ranks, device = self._taps.ranks, next(self.model.parameters()).device
+        intact, *present = ranks.least([not lost, *(bool(seen.pairs) for seen in recorded)], device)
+        if not intact:
             self._warn("the model's inputs were modified in place before grower.step(): no growth at such steps")
             return []
+        for seen, in_all in zip(recorded, present, strict=True):
+            if not in_all:  # in some process, no gradient has reached it
+                seen.clear()
+        if self._taps.keep_inputs:
+            self.buffer.exchange()
         asked = [layer for layer in due if not layer.full]
         self.buffer.request(layer.name for layer in asked)
         decided: list[tuple[Layer, Decision]] = []
@@ -351,8 +401,7 @@ class Grower:
 
     def _skip_look(self, error: NotFinite, layer: Layer) -> None:
         self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
-        self.buffer.calls.clear()  # one of the inputs may be the cause
-        self.buffer.clear_activations()
+        self.buffer.clear()  # one of the inputs may be the cause
 
     def _grow(self, due: Sequence[tuple[Layer, Decision, int]], closure: Callable[[], Any] | None) -> list[Event]:
         """Compute the new neurons of all layers in the current model, then grow the layers one after the other."""
@@ -368,7 +417,7 @@ class Grower:
                     self.steps,
                     int(torch.randint(2**31, (1,), generator=self.generator)),
                     partial(self._fan_ins, layer),
-                    None if closure is None else loss_with(self.model, layer.width, closure, self.generator),
+                    None if closure is None else self._loss_with(layer, closure),
                 )
                 try:
                     neurons = self.strategy.initialization(layer, count, self.generator)
@@ -382,6 +431,11 @@ class Grower:
             return self._apply(additions, time.perf_counter() - started)
         finally:
             self._taps.muted = False
+
+    def _loss_with(self, layer: Layer, closure: Callable[[], Any]) -> Callable[[Any], float]:
+        """Function that maps the values of one new neuron to the loss with it, over all processes."""
+        loss, ranks = loss_with(self.model, layer.width, closure, self.generator), self._taps.ranks
+        return lambda values: float(ranks.mean(torch.tensor(loss(values), device=next(iter(values.values())).device)))
 
     def _seed_at(self, layer: Layer) -> int:
         """A seed for a layer's trigger at this step; it takes nothing from the random numbers of growth."""
@@ -439,6 +493,8 @@ class Grower:
             "sizes": {width.name: width.size for width in self._widths.growable} if self._widths else {},
             "generator": self.generator.get_state(),
             "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
+            "pending": [(call.args, call.kwargs, call.autocast) for call in self.buffer.pending],
+            "shared": self.buffer.shared,
             "example": None if first is None else (first.args, first.kwargs, first.autocast),
             "history": self.history.state_dict(),
         }
@@ -451,7 +507,7 @@ class Grower:
         """
         if state["strategy"] != repr(self.strategy):
             raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
-        calls = [Call.from_parts(*call) for call in state["calls"]]
+        calls, pending = ([Call.from_parts(*call) for call in state.get(key, ())] for key in ("calls", "pending"))
         if self._layers is None and state["layers"]:
             self._taps.begin(Call.from_parts(*state["example"]))
         own_names, saved_names = {layer.name for layer in self._layers or ()}, set(state["layers"])
@@ -477,8 +533,9 @@ class Grower:
         self._check_budget()
         self._taps.want(self._next_looks())
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
-        self.buffer.calls[:] = calls
-        self.buffer.clear_activations()
+        self.buffer.clear()
+        self.buffer.calls[:], self.buffer.pending[:] = calls, pending
+        self.buffer.shared = state.get("shared", False)
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
 

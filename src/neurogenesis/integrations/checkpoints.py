@@ -92,31 +92,42 @@ def _load(
     strict: bool,
     optimizer: Optimizers,
 ) -> dict[str, int]:
+    with ordinary_tensors(), torch.no_grad():
+        resized = fit(model, state, saved, example, optimizer)
+        model.load_state_dict(state, strict=strict)
+    return resized
+
+
+def fit(
+    model: nn.Module,
+    state: State,
+    saved: SavedSizes | None = None,
+    example: Example | None = None,
+    optimizer: Optimizers = None,
+) -> dict[str, int]:
+    """Resize a model to the shapes in a state, which the caller then loads; returns the new sizes of widths."""
     tensors = named_tensors(model)
     shapes = {name: tuple(state[name].shape) for name in tensors if isinstance(state.get(name), Tensor)}
     differing = [name for name, shape in shapes.items() if tensors[name].shape != shape]
-    resized: dict[str, int] = {}
-    with ordinary_tensors(), torch.no_grad():
-        if differing:
-            found = last_widths(model)
-            known = found is not None and found.differs_from(model) is None
-            if not known and example is None and saved is not None and saved.widths:
-                saved.resize(model, shapes, optimizer)
-                resized = saved.widths
-            else:
-                if not known and example is None:
-                    first = differing[0]
-                    raise ValueError(
-                        f"{first} has shape {shapes[first]} in the state, but {tuple(tensors[first].shape)} in the "
-                        "model: pass an input of the model as example=, so that its widths can be found and resized"
-                    )
-                with torch.enable_grad():
-                    found = known_widths(model, example)
-                sizes = sizes_from_shapes(found, shapes)
-                resized = {name: number for name, number in sizes.items() if found[name].size != number}
-                with Surgery(model, optimizer, ages=False) as surgery:
-                    resize_widths(surgery, found, resized, torch.Generator().manual_seed(0))
-        model.load_state_dict(state, strict=strict)
+    if not differing:
+        return {}
+    found = last_widths(model)
+    known = found is not None and found.differs_from(model) is None
+    if not known and example is None and saved is not None and saved.widths:
+        saved.resize(model, shapes, optimizer)
+        return saved.widths
+    if not known and example is None:
+        first = differing[0]
+        raise ValueError(
+            f"{first} has shape {shapes[first]} in the state, but {tuple(tensors[first].shape)} in the model: pass an "
+            "input of the model as example=, so that its widths can be found and resized"
+        )
+    with torch.enable_grad():
+        found = known_widths(model, example)
+    sizes = sizes_from_shapes(found, shapes)
+    resized = {name: number for name, number in sizes.items() if found[name].size != number}
+    with Surgery(model, optimizer, ages=False) as surgery:
+        resize_widths(surgery, found, resized, torch.Generator().manual_seed(0))
     return resized
 
 
@@ -246,7 +257,7 @@ def read_state(path: Path) -> tuple[State, SavedSizes | None]:
 
 def _read_directory(path: Path) -> tuple[State, SavedSizes | None]:
     sizes = path / f"{KEY}.json"
-    saved = SavedSizes.from_state(json.loads(sizes.read_text("utf-8"))) if sizes.exists() else None
+    saved = SavedSizes.read(sizes) if sizes.exists() else None
     for name in _WEIGHT_FILES:
         index = path / f"{name}.index.json"
         if (path / name).exists():

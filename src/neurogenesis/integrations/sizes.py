@@ -5,13 +5,16 @@ They say which axes of which tensors may differ in a fresh model, and which attr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..files import replace_file
 from ..structure.axes import named_tensors
 from ..structure.edits import Edit
 from ..structure.solving import sizes_from_shapes
@@ -69,6 +72,16 @@ class SavedSizes:
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ValueError(f"the sizes of widths cannot be read: {error!r}") from None
         return SavedSizes(widths, axes, attributes)
+
+    def write(self, path: Path) -> None:
+        """Write the sizes to a JSON file."""
+        text = json.dumps(self.state(), indent=1)
+        replace_file(path, lambda partial: partial.write_text(text, "utf-8"))
+
+    @staticmethod
+    def read(path: Path) -> SavedSizes:
+        """Read what `write` wrote."""
+        return SavedSizes.from_state(json.loads(path.read_text("utf-8")))
 
     def inside(self, prefix: str) -> SavedSizes:
         """The sizes of the module whose parameters have this prefix."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from .. import metrics
 from ..structure.axes import named_tensors
 from ..structure.widths import Width
+from .ranks import ALONE, Ranks
 from .replay import Call, Watch, replays
 from .routes import Route, select_neurons
 
@@ -159,10 +161,49 @@ class Untrained:
         points = {name: (p.module, p.side, p.positions, p.in_order) for name, p in self.points.items()}
         return [dict(self.tensors), list(self.attributes), points, dict(self.fan_out_norms)]
 
+    def of_first(self, ranks: Ranks) -> Untrained:
+        """The model of the first process."""
+        tensors = dict(zip(self.tensors, ranks.of_first(self.tensors.values()), strict=True))
+        norms = dict(zip(self.fan_out_norms, ranks.of_first(self.fan_out_norms.values()), strict=True))
+        return replace(self, tensors=tensors, fan_out_norms=norms)
+
     @staticmethod
     def from_state(state: Sequence[Any]) -> Untrained:
         tensors, attributes, points, norms = state
         return Untrained(tensors, attributes, {name: Point(*point) for name, point in points.items()}, norms)
+
+
+def _drop_oldest(calls: list[Call], limit: int) -> None:
+    """Drop the oldest calls as long as the others have enough samples."""
+    held = sum(call.samples for call in calls)
+    while calls and held - calls[0].samples >= limit:
+        held -= calls.pop(0).samples
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Number of rows of activations that a width has per item of a batch: in sequences, one at each position.
+
+    Args:
+        per_item: the number in the call that it was found in.
+        tensor: which of the call's tensors has as many entries on its second axis, such as the token numbers.
+    """
+
+    per_item: int = 1
+    tensor: int | None = None
+
+    @staticmethod
+    def of(per_item: int, call: Call) -> Rows:
+        if per_item <= 1:
+            return Rows()
+        lengths = [tensor.shape[1] if tensor.ndim > 1 else None for tensor in call.tensors]
+        return Rows(per_item, lengths.index(per_item) if per_item in lengths else None)
+
+    def in_item(self, call: Call) -> int:
+        """The number in another call, whose sequences may have another length."""
+        if self.tensor is None or self.tensor >= len(call.tensors) or call.tensors[self.tensor].ndim < 2:
+            return self.per_item
+        return call.tensors[self.tensor].shape[1]
 
 
 class Buffer:
@@ -170,16 +211,20 @@ class Buffer:
 
     Args:
         model: the model.
-        limit: the maximum number of samples in a measurement.
+        limit: the number of samples in a measurement: items of a batch or, after `count_rows`, rows of activations.
     """
 
     def __init__(self, model: nn.Module, limit: int):
         self.model, self.limit = model, limit
+        self.ranks = ALONE  # the processes that train the model together
         self.calls: list[Call] = []
+        self.pending: list[Call] = []  # of several processes: those of this one that are not yet exchanged
+        self.shared = False  # whether `calls` are those of several processes
         self.seed = 0  # seed of random operations in the model, such as dropout
         self.untrained: Untrained | None = None  # kept until every layer has been measured in it
         self.inputs_overwritten = False  # whether the model or the caller writes into the inputs
         self._watched: dict[str, tuple[Width, Route]] = {}
+        self._rows: dict[str, Rows] = {}  # of the widths that have more than one per item
         self._training_modes: list[tuple[nn.Module, bool]] = []
         self._seen: dict[str, Activations] = {}
         self._requested: list[str] = []
@@ -187,19 +232,92 @@ class Buffer:
     def add(self, call: Call) -> None:
         """Add the inputs of a call of the model and drop the oldest ones beyond the limit."""
         self.clear_activations()
-        self.calls.append(call)
-        held = self.samples
-        while held - self.calls[0].samples >= self.limit:
-            held -= self.calls.pop(0).samples
+        if self.ranks is ALONE:
+            self.calls.append(call)
+            _drop_oldest(self.calls, self._needed)
+        else:
+            self.pending.append(call)
+            _drop_oldest(self.pending, -(-self.limit // self.ranks.count))
         self._training_modes = [(module, module.training) for module in self.model.modules()]
+
+    def join(self, ranks: Ranks) -> None:
+        """Measure on the inputs of all processes from now on."""
+        self.ranks = ranks
+        if not self.shared:
+            self.pending[:0] = self.calls
+            self.calls.clear()
+            self.shared = True
+
+    def exchange(self) -> None:
+        """Exchange inputs with the other processes, before all of them measure activations on the same ones."""
+        if self.ranks is not ALONE:
+            received = self.ranks.calls(self.pending)
+            self.pending.clear()
+            for calls in zip_longest(*received):
+                self.calls += [call for call in calls if call is not None]
+            _drop_oldest(self.calls, self._needed)
+
+    @property
+    def _needed(self) -> int:
+        """Number of items of batches that some width is measured on."""
+        return max(map(self.items, self._watched), default=self.limit)
+
+    @property
+    def latest(self) -> Call | None:
+        """The latest inputs in this process."""
+        own = self.calls if self.ranks is ALONE else self.pending
+        return own[-1] if own else None
+
+    def clear(self) -> None:
+        """Discard all inputs."""
+        self.calls.clear()
+        self.pending.clear()
+        self.clear_activations()
 
     @property
     def samples(self) -> int:
         return sum(call.samples for call in self.calls)
 
-    @property
-    def full(self) -> bool:
-        return self.samples >= self.limit
+    def full(self, name: str) -> bool:
+        """Whether the inputs hold as many samples of a width as a measurement should have."""
+        rows = self._rows.get(name, Rows())
+        return sum(call.samples * rows.in_item(call) for call in self.calls) >= self.limit
+
+    def items(self, name: str) -> int:
+        """Number of latest items of batches that a width is measured on.
+
+        Those of sequences are whole, and have two rows per neuron if there are as many: rows cost little there.
+        """
+        rows = self._rows.get(name)
+        if rows is None:
+            return self.limit
+        items, missing = 0, max(self.limit, 2 * self._watched[name][0].size)
+        for call in reversed(self.calls):
+            taken = min(call.samples, -(-missing // max(1, rows.in_item(call))))
+            items, missing = items + taken, missing - taken * rows.in_item(call)
+            if missing <= 0:
+                break
+        return items
+
+    def calls_for(self, names: Iterable[str]) -> list[Call]:
+        """The latest calls that widths are measured on."""
+        missing = max(map(self.items, names), default=self.limit)
+        kept: list[Call] = []
+        for call in reversed(self.calls):
+            if missing <= 0:
+                break
+            kept.insert(0, call)
+            missing -= call.samples
+        return kept
+
+    def count_rows(self, call: Call) -> None:
+        """Count each position of a sequence as a sample, at the widths that have positions in this call."""
+        points = {name: Point.of(*each) for name, each in self._watched.items()}
+        evaluation = [(module, "training", False) for module in self.model.modules()]
+        for name, seen in self._run([call], points, attributes=evaluation).items():
+            positions = seen.batches[0].shape[2] // points[name].positions.shape[1]
+            if (rows := Rows.of(positions, call)) != Rows():
+                self._rows[name] = rows
 
     def watch(self, name: str, width: Width, route: Route) -> None:
         """Make the activations of a width available under a name."""
@@ -207,9 +325,10 @@ class Buffer:
 
     def drop_overwritten(self) -> bool:
         """Drop inputs that were modified in place; returns whether that removed all of them."""
-        intact = [call for call in self.calls if call.intact]
-        lost = bool(self.calls) and not intact
-        self.calls[:] = intact
+        own = self.calls if self.ranks is ALONE else self.pending
+        intact = [call for call in own if call.intact]
+        lost = bool(own) and not intact
+        own[:] = intact
         return lost
 
     def request(self, names: Iterable[str]) -> None:
@@ -227,7 +346,7 @@ class Buffer:
         if name not in self._seen:
             names = self._requested if name in self._requested else [name]
             points = {each: Point.of(*self._watched[each]) for each in names if each in self._watched}
-            self._seen |= self._run(points)
+            self._seen |= self._latest(self._run(self.calls_for(points), points, attributes=self._modes))
         return self._seen.get(name)
 
     def untrained_activations(self, name: str) -> Activations | None:
@@ -237,7 +356,8 @@ class Buffer:
         points = {name: self.untrained.points[name]}
         modules = dict(self.model.named_modules(remove_duplicate=False))
         attributes = [(modules[path], attribute, value) for path, attribute, value in self.untrained.attributes]
-        return self._run(points, self.untrained.tensors, attributes).get(name)
+        seen = self._run(self.calls_for(points), points, self.untrained.tensors, [*self._modes, *attributes])
+        return self._latest(seen).get(name)
 
     def remember_untrained(self, fan_out_norms: Mapping[str, Tensor]) -> None:
         """Save a copy of the untrained model, to measure its layers once there are enough inputs."""
@@ -249,15 +369,23 @@ class Buffer:
             fan_out_norms,
         )
 
+    @property
+    def _modes(self) -> list[tuple[nn.Module, str, Any]]:
+        """The modes of modules in training, where they differ from the current ones."""
+        return [(module, "training", mode) for module, mode in self._training_modes if module.training != mode]
+
+    def _latest(self, seen: Mapping[str, Activations]) -> dict[str, Activations]:
+        return {name: each.latest(self.items(name)) for name, each in seen.items()}
+
     def _run(
         self,
+        calls: Sequence[Call],
         points: Mapping[str, Point],
         tensors: Mapping[str, Tensor] | None = None,
         attributes: Sequence[tuple[nn.Module, str, Any]] = (),
     ) -> dict[str, Activations]:
-        """Run the model on all inputs, up to the last of the points, and record the activations there."""
+        """Run the model on calls, up to the last of the points, and record the activations there."""
         batches: dict[str, list[Tensor]] = {name: [] for name in points}
-        modes = [(module, "training", mode) for module, mode in self._training_modes if module.training != mode]
         seen: dict[str, Tensor] = {}
 
         def record(name: str, module: nn.Module, h: Tensor) -> None:
@@ -272,10 +400,10 @@ class Buffer:
         for name, point in points.items():
             module = self.model.get_submodule(point.module)
             watches.append(Watch(module, point.side, partial(record, name, module)))
-        with replays(self.model, tensors=tensors, attributes=[*modes, *attributes], seed=self.seed) as run:
-            for call in self.calls:
+        with replays(self.model, tensors=tensors, attributes=attributes, seed=self.seed) as run:
+            for call in calls:
                 seen.clear()
                 run(call.copied() if self.inputs_overwritten else call, watches)
                 for name, values in seen.items():
                     batches[name].append(values)
-        return {name: Activations(own).latest(self.limit) for name, own in batches.items() if own}
+        return {name: Activations(own) for name, own in batches.items() if own}

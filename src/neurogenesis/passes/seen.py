@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..structure.axes import Axis
 from ..structure.weight_norm import weight_of
 from ..structure.widths import Width
+from .ranks import Ranks
 from .replay import Call
 from .routes import Route
 
@@ -54,12 +55,14 @@ class Seen:
 
     Attributes:
         pairs: inputs and gradients of the passes since the last step.
-        gradient_norms: norms of the gradients of fan-in and fan-out, per neuron, at the last backward pass.
+        gradients: axes and gradients of fan-in and fan-out at the last backward pass, in several processes.
+        gradient_norms: in one process, their norms, per neuron.
     """
 
     def __init__(self, model: nn.Module, width: Width, route: Route):
         self.model, self.width, self.route = model, width, route
         self.pairs: list[Pair] = []
+        self.gradients: dict[str, tuple[Axis, Tensor]] = {}
         self.gradient_norms: dict[str, Tensor] = {}
 
     @property
@@ -70,8 +73,18 @@ class Seen:
     def add(self, call: Call, H_prev: Tensor, H: Tensor, D: Tensor) -> None:
         self.pairs.append(Pair(call, H_prev, H, D, (H_prev._version, H._version), self.shapes))
 
-    def add_gradient(self, role: str, axis: Axis, gradient: Tensor) -> None:
-        self.gradient_norms[role] = self.width.norms(axis, gradient)
+    def add_gradient(self, role: str, axis: Axis, gradient: Tensor, alone: bool) -> None:
+        if alone:
+            self.gradient_norms[role] = self.width.norms(axis, gradient)
+        else:  # not yet averaged over processes
+            self.gradients[role] = axis, gradient.detach().clone()
+
+    def norms(self, ranks: Ranks) -> dict[str, Tensor]:
+        """Norms of the gradients of fan-in and fan-out, per neuron."""
+        for role in list(self.gradients):
+            axis, gradient = self.gradients.pop(role)
+            self.gradient_norms[role] = self.width.norms(axis, ranks.mean(gradient))
+        return self.gradient_norms
 
     @property
     def shapes(self) -> Shapes:
@@ -87,4 +100,5 @@ class Seen:
 
     def clear(self) -> None:
         self.pairs.clear()
+        self.gradients.clear()
         self.gradient_norms.clear()

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from ..structure.axes import Axis
 from ..structure.tracing import is_internal_run, tensors_in
+from ..structure.wrappers import active_wrapper
 from .buffers import Buffer
+from .ranks import ALONE, Ranks
 from .replay import Call, Hook, observe
 from .seen import Seen
 
@@ -28,6 +30,7 @@ class Taps:
         buffer: stores the inputs of training passes.
         on_first_call: called once before the first training pass, with its arguments.
         keep_inputs: whether to store the inputs of every pass in the buffer.
+        on_ranks: called in the first pass that runs in several processes, and whenever these change.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Taps:
         buffer: Buffer,
         on_first_call: Callable[[Call], None] | None = None,
         keep_inputs: bool = True,
+        on_ranks: Callable[[Ranks], None] | None = None,
     ):
         self.model, self.buffer, self.keep_inputs = model, buffer, keep_inputs
         self.forward_passes = 0  # training passes since the last step
@@ -43,6 +47,9 @@ class Taps:
         self.backward_visible = True  # whether the model's outputs can show a backward pass
         self.muted = False  # set while the library itself runs the model
         self.recording = False
+        self.ranks = ALONE  # the processes that train the model together
+        self.synchronized = True  # whether the gradients of the latest pass are averaged over them
+        self._on_ranks = on_ranks
         self._on_first_call = on_first_call
         self._call: Call | None = None
         self.wanted: frozenset[str] = frozenset()  # widths whose gradients are needed at the next step
@@ -95,7 +102,7 @@ class Taps:
 
         def arrived(parameter: Tensor) -> None:
             if seen.width.name in self.wanted and not self.muted and parameter.grad is not None:
-                seen.add_gradient(role, axis, parameter.grad)
+                seen.add_gradient(role, axis, parameter.grad, alone=self.ranks is ALONE)
 
         if parameter.requires_grad:
             self._handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
@@ -125,7 +132,8 @@ class Taps:
             return  # frozen for the time being, as a discriminator while the generator is trained
         if torch._C._current_graph_task_id() != -1:
             return  # activation checkpointing recomputes a pass inside the backward pass
-        latest = self.buffer.calls[-1] if self.buffer.calls else self._call
+        self._find_ranks()
+        latest = self.buffer.latest or self._call
         if latest is not None and not latest.intact:
             self.buffer.inputs_overwritten = True
         self._call = None
@@ -141,6 +149,18 @@ class Taps:
         self._tapped.clear()
         self._inputs.clear()
         self.forward_passes += 1
+
+    def _find_ranks(self) -> None:
+        """Find the processes of the `DistributedDataParallel` that runs the model."""
+        wrapper = active_wrapper(self.model)
+        if wrapper is None:
+            return
+        self.synchronized = wrapper.require_backward_grad_sync
+        ranks = Ranks(wrapper.process_group)
+        if ranks.count > 1 and ranks != self.ranks:
+            self.ranks = ranks
+            if self._on_ranks is not None:
+                self._on_ranks(ranks)
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if module is self.model and self.recording and not self.muted and not is_internal_run(module):
@@ -189,8 +209,7 @@ class Taps:
         self._points.clear()
         self.muted, self._call = True, None
         self.clear_records()
-        self.buffer.calls.clear()
-        self.buffer.clear_activations()
+        self.buffer.clear()
         self._inputs.clear()
 
 

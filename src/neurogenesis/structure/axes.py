@@ -30,20 +30,23 @@ from .terms import (
     size,
 )
 from .tracing import Attribute, Tracer
+from .wrappers import remember_wrapper
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside a `torch.compile` wrapper; raise for models wrapped for several devices."""
-    inner = getattr(model, "_orig_mod", model)
-    inner = inner if isinstance(inner, nn.Module) else model
-    if isinstance(inner, nn.DataParallel):
+    """Return the model inside the wrappers of `torch.compile` and `DistributedDataParallel`."""
+    while True:
+        inner = getattr(model, "_orig_mod", model)
+        inner = inner if isinstance(inner, nn.Module) else model
+        if isinstance(inner, nn.parallel.DistributedDataParallel):
+            wrapper, inner = inner, unwrapped(inner.module)
+            remember_wrapper(inner, wrapper)
+        if inner is model:
+            break
+        model = inner
+    if isinstance(model, nn.DataParallel):
         raise TypeError("the model is wrapped in DataParallel: pass the model inside, its .module")
-    if isinstance(inner, nn.parallel.DistributedDataParallel):
-        raise TypeError(
-            "the model is wrapped in DistributedDataParallel: pass the model inside, its .module, grow it identically "
-            "in all processes, and wrap it again after each growth"
-        )
-    return inner
+    return model
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:

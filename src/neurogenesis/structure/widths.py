@@ -242,7 +242,7 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
 
 def _find_widths(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]]) -> Widths:
     tensors = named_tensors(model)
-    _check_supported(model, tensors)
+    check_supported(model, tensors)
     parameters = dict(model.named_parameters())
     axes: dict[str, Axes] = {name: [Atom(n) for n in tensor.shape] for name, tensor in tensors.items()}
     structure = Structure(model, axes)
@@ -300,13 +300,18 @@ def last_widths(model: nn.Module) -> Widths | None:
     return _LAST_WIDTHS.get(unwrapped(model))
 
 
-def _check_supported(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def check_supported(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(
                 f"{path or 'the model'} is a scripted module and cannot be resized: use the original module"
             )
     for name, tensor in tensors.items():
+        if hasattr(tensor, "device_mesh"):
+            raise ValueError(
+                f"{name} is sharded over several devices, as by fully_shard (FSDP2) or tensor parallelism, and cannot "
+                "be resized: use DistributedDataParallel"
+            )
         if is_lazy(tensor):
             raise ValueError(f"{name} is lazy and not yet initialized: run the model once on real data first")
         if tensor.is_meta:

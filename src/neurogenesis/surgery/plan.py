@@ -24,6 +24,7 @@ from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
 from ..structure.updates import StructureUpdate, belongs
 from ..structure.widths import Width, last_widths, widths
+from ..structure.wrappers import rebuild_reducers
 from .ages import add_hooks, release_memory
 from .operations import Operation, ResizeTensor, SetAttribute
 from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
@@ -153,6 +154,8 @@ class Surgery:
         else:
             for operation in self._applied:
                 operation.commit()
+            if self._applied:
+                rebuild_reducers(unwrapped(self.model))
             if self.ages and self._grown:
                 for each in self.optimizers:
                     add_hooks(each)

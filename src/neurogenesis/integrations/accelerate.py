@@ -1,0 +1,94 @@
+"""Growing under Accelerate: `prepare`, `accumulate` and mixed precision need nothing; checkpoints need one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..growing.grower import Grower
+from ..structure.modes import ordinary_tensors
+from .checkpoints import KEY, fit, read_state
+from .sizes import SavedSizes
+
+
+class Accelerator(Protocol):
+    """What is used of ``accelerate.Accelerator``."""
+
+    is_main_process: bool
+
+    def register_for_checkpointing(self, *objects: Any) -> None: ...
+    def register_save_state_pre_hook(self, hook: Any) -> Any: ...
+    def register_load_state_pre_hook(self, hook: Any) -> Any: ...
+    def unwrap_model(self, model: Any) -> Any: ...
+
+
+def register_for_checkpointing(accelerator: Accelerator, grower: Grower) -> None:
+    """Save and load a grower and its model's sizes with ``accelerator.save_state`` and ``load_state``.
+
+    ``accelerator.register_for_checkpointing(grower)`` alone would load the weights before anything has resized the
+    model. This resizes it first, so training goes on as if it had not stopped.
+
+    Args:
+        accelerator: the accelerator that prepared the model.
+        grower: the grower, created before or after ``prepare``.
+
+    Example:
+        >>> import tempfile, torch, neurogenesis as ng
+        >>> from accelerate import Accelerator
+        >>> from neurogenesis.integrations.accelerate import register_for_checkpointing
+        >>> def start():
+        ...     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        ...     accelerator, optimizer = Accelerator(cpu=True), torch.optim.Adam(model.parameters())
+        ...     model, optimizer = accelerator.prepare(model, optimizer)
+        ...     grower = ng.Grower(model, optimizer, "north-random", max_width=10, buffer=64)
+        ...     register_for_checkpointing(accelerator, grower)
+        ...     return accelerator, model, optimizer, grower
+        >>> accelerator, model, optimizer, grower = start()
+        >>> for _ in range(3):
+        ...     accelerator.backward(model(torch.randn(64, 4)).square().mean())
+        ...     optimizer.step()
+        ...     events = grower.step()
+        >>> directory = tempfile.mkdtemp()
+        >>> path = accelerator.save_state(directory)
+        >>> accelerator, model, optimizer, grower = start()
+        >>> accelerator.load_state(directory)
+        >>> grower.widths
+        {'0': 10}
+    """
+
+    def number_of(models: Sequence[nn.Module]) -> int:
+        for number, model in enumerate(models):
+            if accelerator.unwrap_model(model) is grower.model:
+                return number
+        raise ValueError("the accelerator has not prepared the grower's model: pass it to accelerator.prepare() first")
+
+    def save_sizes(models: Sequence[nn.Module], weights: Any, directory: str) -> None:
+        path = _numbered(directory, f"{KEY}.json", number_of(models))
+        if accelerator.is_main_process:
+            SavedSizes.of(grower.model).write(path)
+
+    @torch.no_grad()
+    def resize(models: Sequence[nn.Module], directory: str) -> None:
+        number = number_of(models)
+        names = ("model.safetensors", "pytorch_model.bin")
+        file = next((each for name in names if (each := _numbered(directory, name, number)).exists()), None)
+        sizes = _numbered(directory, f"{KEY}.json", number)
+        if file is None or not sizes.exists():
+            missing = sizes if file is not None else _numbered(directory, names[0], number)
+            raise FileNotFoundError(f"{missing} does not exist: it was not saved with this grower registered")
+        with ordinary_tensors():
+            fit(grower.model, read_state(file)[0], SavedSizes.read(sizes), optimizer=grower.optimizers)
+
+    accelerator.register_for_checkpointing(grower)
+    accelerator.register_save_state_pre_hook(save_sizes)
+    accelerator.register_load_state_pre_hook(resize)
+
+
+def _numbered(directory: str, name: str, number: int) -> Path:
+    """The file of a model among several, as Accelerate calls it."""
+    stem, _, suffix = name.partition(".")
+    return Path(directory) / (f"{stem}_{number}.{suffix}" if number else name)

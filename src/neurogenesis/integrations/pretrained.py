@@ -1,0 +1,169 @@
+"""Grown models of Transformers: their configs follow if they can, else the sizes of widths travel with the weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from ..structure.axes import unwrapped
+from ..structure.modes import ordinary_tensors
+from .checkpoints import KEY, fit, load_state_dict, read_state
+from .sizes import SavedSizes
+
+Model = TypeVar("Model", bound=nn.Module)
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def save_pretrained(model: nn.Module, path: str | PathLike[str]) -> bool:
+    """Save a grown model as its own ``save_pretrained`` does, with a config that has its sizes if there is one.
+
+    Args:
+        model: a model of Transformers.
+        path: the directory. The sizes of the widths, if they are known, are written beside the weights.
+
+    Returns:
+        Whether the config describes the model, so that the ``from_pretrained`` of its class loads it. Otherwise, use
+        the `from_pretrained` of this module; that of the class raises an error.
+
+    Example:
+        >>> import tempfile, torch, neurogenesis as ng
+        >>> from transformers import BertConfig, BertModel
+        >>> from neurogenesis.integrations.huggingface import from_pretrained, save_pretrained
+        >>> small = dict(vocab_size=9, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=12)
+        >>> model = BertModel(BertConfig(**small)).eval()
+        >>> example = {"input_ids": torch.tensor([[1, 2, 3]])}
+        >>> plan = ng.grow(model, "encoder.layer.0.intermediate.dense", 5, example=example)
+        >>> directory = tempfile.mkdtemp()
+        >>> save_pretrained(model, directory)  # the layers differ, and the config has one intermediate_size
+        False
+        >>> again = from_pretrained(BertModel, directory)
+        >>> torch.equal(again(**example)[0], model(**example)[0])
+        True
+    """
+    model = unwrapped(model)
+    follows = update_config(model)
+    model.save_pretrained(path)  # type: ignore[operator]
+    SavedSizes.of(model).write(Path(path) / f"{KEY}.json")
+    return follows
+
+
+def from_pretrained(model_class: type[Model], path: str | PathLike[str]) -> Model:
+    """Load a grown model from a directory of `save_pretrained` or of a Trainer with `GrowerCallback`.
+
+    Args:
+        model_class: the class of the model.
+        path: the directory. It has the sizes of the widths, so that no input of the model is needed.
+
+    Returns:
+        The model in evaluation mode, in the precision that it was saved in.
+    """
+    directory = Path(path)
+    if not (directory / "config.json").exists():
+        raise FileNotFoundError(f"{directory} has no config.json: expected a directory of save_pretrained()")
+    own: Any = model_class
+    if not hasattr(own, "config_class"):
+        raise TypeError(f"{own.__name__} is not the class of a model, such as BertModel: pass type(model)")
+    model = own(own.config_class.from_pretrained(directory))
+    if model.config.dtype is not None:
+        model.to(model.config.dtype)
+    names, (state, sizes) = saved_names(model), read_state(directory)
+    with ordinary_tensors(), torch.no_grad():
+        state = {names.get(name, name): value for name, value in state.items()}
+        fit(model, state, sizes)
+    load_state_dict(model, state)
+    if (directory / "generation_config.json").exists():
+        model.generation_config = type(model.generation_config).from_pretrained(directory)
+    result: Model = model.eval()
+    return result
+
+
+def update_config(model: Any) -> bool:
+    """Set the sizes in a model's config, such as ``intermediate_size``, so that it builds the model as it is.
+
+    Fields are found by building the model's class without memory: a field is set if more tensors have their shapes
+    then. If the config cannot describe all of them, as when layers differ that it has one size for, it is not changed.
+
+    Returns:
+        Whether the config describes the model.
+    """
+    wanted = _shapes(model)
+    config, differing = copy.deepcopy(model.config), _differing(model, model.config, wanted)
+    found: list[tuple[tuple[str, ...], str, int]] = []
+    while differing:
+        better = next(_improvements(model, config, wanted, differing), None)
+        if better is None:
+            return False
+        found.append(better)
+        _set(config, *better)
+        differing = _differing(model, config, wanted)
+    for change in found:
+        _set(model.config, *change)
+    return True
+
+
+def saved_names(model: Any) -> dict[str, str]:
+    """The model's own names of tensors by those in files, which are older ones for some models."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    own = {value.data_ptr(): name for name, value in model.state_dict().items() if value.numel()}
+    saved = revert_weight_conversion(model, dict(model.state_dict()))
+    return {name: own[value.data_ptr()] for name, value in saved.items() if value.data_ptr() in own}
+
+
+def _improvements(
+    model: Any, config: Any, wanted: Shapes, differing: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[tuple[str, ...], str, int]]:
+    """Changes of one field after which fewer tensors differ: of those that have the old size, then of unset ones."""
+    pairs = {
+        pair
+        for name, shape in differing.items()
+        for pair in zip(shape, wanted.get(name, ()), strict=False)
+        if pair[0] != pair[1]
+    }
+    fields = list(_fields(config))
+    for old, new in sorted(pairs):
+        for value in (old, None):
+            for path, field, present in fields:
+                if present == value and type(present) is type(value):
+                    changed = copy.deepcopy(config)
+                    try:
+                        _set(changed, path, field, new)
+                        left = _differing(model, changed, wanted)
+                    except Exception:  # the field means something else, or the config checks its values
+                        continue
+                    if len(left) < len(differing):
+                        yield path, field, new
+
+
+def _fields(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """Path, name and value of all fields of a config and of the configs inside it."""
+    for name, value in vars(config).items():
+        if hasattr(value, "to_diff_dict"):  # a config
+            yield from _fields(value, (*path, name))
+        elif not name.startswith("_"):
+            yield path, name, value
+
+
+def _set(config: Any, path: tuple[str, ...], field: str, value: int) -> None:
+    for name in path:
+        config = getattr(config, name)
+    setattr(config, field, value)
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in model.state_dict(keep_vars=True).items()}
+
+
+def _differing(model: nn.Module, config: Any, wanted: Shapes) -> dict[str, tuple[int, ...]]:
+    """The shapes, in a model built from the config, of the tensors that have other ones or are not wanted."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        built = _shapes(type(model)(copy.deepcopy(config)))
+    return {
+        name: built.get(name, ()) for name in (*wanted, *(built.keys() - wanted)) if built.get(name) != wanted.get(name)
+    }

@@ -1,0 +1,270 @@
+"""What two processes do in the tests of distributed training; run by torchrun, or alone on the whole batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import neurogenesis as ng
+from tests.growing import mlp
+
+STRATEGIES = ["need", "north-select", "north-random", "north-weight", "gradmax", "firefly", "nest"]
+BATCH = 64
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """This process's part of a batch."""
+    x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(step))
+    own = slice(rank() * BATCH // world(), (rank() + 1) * BATCH // world())
+    return x[own], (3 * x[own, :3]).sin()
+
+
+def convolutional() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1), ng.nn.ReLU(), nn.Conv1d(4, 3, 3, padding=1),
+        ng.nn.ReLU(), nn.Flatten(), nn.Linear(18, 3),
+    )  # fmt: skip
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"dense": lambda: mlp(6, 4, 4, 3), "convolutional": convolutional}
+
+
+def wrapped(model: nn.Module, **options: Any) -> nn.Module:
+    return DistributedDataParallel(model, **options) if dist.is_initialized() else model
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, grower: ng.Grower | None, steps: range, accumulate: int = 1
+) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        for part in range(accumulate):
+            x, y = batch(accumulate * step + part)
+            loss = (model(x) - y).square().mean()
+            (loss / accumulate).backward()
+        optimizer.step()
+        if grower is not None:
+            grower.step()
+
+
+def result_of(model: nn.Module, grower: ng.Grower | None) -> dict[str, Any]:
+    """What was trained, and whether all processes have the same."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    weights = [parameter.detach().clone() for parameter in inner.parameters()]
+    equal = True
+    for weight in weights:
+        first = weight.clone()
+        if dist.is_initialized():
+            dist.broadcast(first, 0)
+        equal &= torch.equal(first, weight)
+    flags = torch.tensor([int(equal)])
+    if dist.is_initialized():
+        dist.all_reduce(flags, dist.ReduceOp.MIN)
+    events = [] if grower is None else [(event.step, event.width, event.after) for event in grower.history]
+    return {"weights": weights, "equal": bool(flags), "events": events}
+
+
+def run(strategy: str, kind: str = "dense", steps: int = 24, **options: Any) -> dict[str, Any]:
+    model = wrapped(MODELS[kind](), **options)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    grower = ng.Grower(model, optimizer, strategy, buffer=128, max_width=16, seed=3)
+    train(model, optimizer, grower, range(steps))
+    return result_of(model, grower)
+
+
+def always(layer: ng.Layer) -> int:
+    """Grow at every fourth step."""
+    return 2 if layer.step % 4 == 0 else 0
+
+
+def made_before_wrapping() -> dict[str, Any]:
+    model = MODELS["dense"]()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(rank()))  # DDP makes them equal
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    grower = ng.Grower(model, optimizer, "north-select", buffer=128, max_width=16, example=torch.zeros(2, 6))
+    outer = wrapped(model)
+    train(outer, optimizer, grower, range(16))
+    return result_of(outer, grower)
+
+
+def by_hand() -> dict[str, Any]:
+    torch.manual_seed(rank())  # new neurons are drawn from different random numbers
+    model = wrapped(MODELS["dense"](), find_unused_parameters=True)
+    torch.manual_seed(rank())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for step in range(4):
+        train(model, optimizer, None, range(4 * step, 4 * step + 4))
+        ng.grow(model, "0", 2, optimizer=optimizer, example=torch.zeros(2, 6))
+    train(model, optimizer, None, range(16, 20))
+    return result_of(model, None)
+
+
+def options_of_wrappers() -> dict[str, Any]:
+    results = {}
+    for name, options in {
+        "find_unused_parameters": {"find_unused_parameters": True},
+        "static_graph": {"static_graph": True},
+        "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
+    }.items():
+        results[name] = run(ng.Strategy(always, "random"), steps=16, **options)  # type: ignore[arg-type]
+    model = wrapped(MODELS["dense"]())
+    calls: list[int] = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP compares annotations with its own types
+        calls.append(1)
+        return allreduce_hook(state, bucket)
+
+    if isinstance(model, DistributedDataParallel):
+        model.register_comm_hook(None, hook)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    train(model, optimizer, ng.Grower(model, optimizer, ng.Strategy(always, "random")), range(9))
+    results["comm hook"] = result_of(model, None) | {"calls": len(calls)}
+    return results
+
+
+def accumulation() -> dict[str, Any]:
+    model = wrapped(MODELS["dense"]())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    grower = ng.Grower(model, optimizer, "need", max_width=16)
+    train(model, optimizer, grower, range(16), accumulate=2)
+    return result_of(model, grower)
+
+
+def inside_no_sync() -> dict[str, Any]:
+    model = wrapped(MODELS["dense"]())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    grower = ng.Grower(model, optimizer, ng.Strategy(lambda layer: 1, "random"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if isinstance(model, DistributedDataParallel):
+            with model.no_sync():
+                train(model, optimizer, grower, range(3))
+    return {"events": len(grower.history.events), "warnings": [str(each.message) for each in caught]}
+
+
+def different(**settings: Any) -> str:
+    """The error if processes have different settings."""
+    own = {name: values[rank()] for name, values in settings.items()}
+    model = wrapped(MODELS["dense"]())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    grower = ng.Grower(model, optimizer, own.pop("strategy", "need"), **own)
+    try:
+        train(model, optimizer, grower, range(1))
+    except ValueError as error:
+        return str(error)
+    finally:
+        grower.detach()
+    return "no error"
+
+
+def not_wrapped() -> list[str]:
+    model = MODELS["dense"]()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(model, optimizer, ng.Grower(model, optimizer, "need"), range(1))
+    return [str(each.message) for each in caught]
+
+
+def sharded() -> str:
+    from torch.distributed.fsdp import fully_shard
+
+    model = MODELS["dense"]()
+    if dist.is_initialized():
+        fully_shard(model)
+    hooks = len(model._forward_hooks)
+    try:
+        ng.Grower(model, torch.optim.Adam(model.parameters(), 1e-2))
+    except ValueError as error:
+        assert len(model._forward_hooks) == hooks
+        return str(error)
+    return "no error"
+
+
+def resumed(directory: Path) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for strategy in ("need", "north-select"):
+        for stop in (None, 9):
+            model = wrapped(MODELS["dense"]())
+            optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+            grower = ng.Grower(model, optimizer, strategy, buffer=128, max_width=16)
+            path = directory / f"{strategy}-{rank()}.pt"
+            if stop is None:
+                train(model, optimizer, grower, range(9))
+                ng.save(path, model, optimizer, grower)
+                train(model, optimizer, grower, range(9, 20))
+            else:
+                ng.load(path, model, optimizer, grower)
+                train(model, optimizer, grower, range(9, 20))
+            results[f"{strategy} {stop}"] = result_of(model, grower)
+    return results
+
+
+def killed() -> None:
+    model = wrapped(MODELS["dense"]())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    grower = ng.Grower(model, optimizer, "north-select", buffer=128)
+    train(model, optimizer, grower, range(5))
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    train(model, optimizer, grower, range(5, 1000))
+
+
+def everything(directory: Path) -> dict[str, Any]:
+    return {
+        "strategies": {name: run(name) for name in STRATEGIES},
+        "convolutional": run("need", "convolutional"),
+        "made before wrapping": made_before_wrapping(),
+        "by hand": by_hand(),
+        "options": options_of_wrappers(),
+        "accumulation": accumulation(),
+        "resumed": resumed(directory),
+    }
+
+
+def only_in_several(directory: Path) -> dict[str, Any]:
+    return {
+        "no_sync": inside_no_sync(),
+        "seed": different(seed=[0, 1]),
+        "strategy": different(strategy=["need", "north-random"]),
+        "max_width": different(max_width=[8, 16]),
+        "not wrapped": not_wrapped(),
+        "sharded": sharded(),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    directory, what = Path(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo")
+    if what == "killed":
+        killed()
+    results = everything(directory) | only_in_several(directory)
+    if rank() == 0:
+        torch.save(results, directory / "results.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

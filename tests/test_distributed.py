@@ -1,0 +1,127 @@
+"""Two processes train and grow one model as a single process does on the joined batch."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import distributed_worker as worker
+
+ROOT = Path(__file__).parent.parent
+
+
+def torchrun(directory: Path, what: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.run(
+        [*command, "-m", "tests.distributed_worker", str(directory), what],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Results of two processes, and of one."""
+    directory = tmp_path_factory.mktemp("two")
+    ran = torchrun(directory, "everything", 300)
+    assert ran.returncode == 0, ran.stderr[-5000:]
+    alone = worker.everything(tmp_path_factory.mktemp("one"))
+    return torch.load(directory / "results.pt", weights_only=True), alone
+
+
+def check_equal(two: dict[str, Any], one: dict[str, Any]) -> None:
+    assert two["equal"]  # bit by bit in both processes
+    assert two["events"] == one["events"]
+    for a, b in zip(two["weights"], one["weights"], strict=True):
+        assert a.shape == b.shape
+        assert torch.allclose(a, b, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.xdist_group("distributed")
+def test_two_processes_grow_as_one_on_the_joined_batch(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    two, one = both
+    for strategy in worker.STRATEGIES:
+        check_equal(two["strategies"][strategy], one["strategies"][strategy])
+    grown = [strategy for strategy in worker.STRATEGIES if one["strategies"][strategy]["events"]]
+    assert len(grown) >= 5
+    check_equal(two["convolutional"], one["convolutional"])
+    check_equal(two["accumulation"], one["accumulation"])
+
+
+@pytest.mark.xdist_group("distributed")
+def test_gradients_are_averaged_after_growth(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    two, one = both
+    for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view"):
+        assert len(one["options"][name]["events"]) >= 6
+        check_equal(two["options"][name], one["options"][name])
+    assert two["options"]["comm hook"]["equal"]
+    assert two["options"]["comm hook"]["calls"] >= 9
+
+
+@pytest.mark.xdist_group("distributed")
+def test_models_that_differ_before_they_are_wrapped_end_up_equal(both: tuple[Any, Any]) -> None:
+    two, _ = both
+    assert two["made before wrapping"]["equal"] and two["made before wrapping"]["events"]
+    assert two["by hand"]["equal"]
+
+
+@pytest.mark.xdist_group("distributed")
+def test_resumed_training_is_bit_identical(both: tuple[Any, Any]) -> None:
+    for results in both:
+        for strategy in ("need", "north-select"):
+            whole, after = results["resumed"][f"{strategy} None"], results["resumed"][f"{strategy} 9"]
+            assert whole["events"] == after["events"]
+            assert all(torch.equal(a, b) for a, b in zip(whole["weights"], after["weights"], strict=True))
+
+
+@pytest.mark.xdist_group("distributed")
+def test_processes_that_differ_are_refused(both: tuple[Any, Any]) -> None:
+    two, _ = both
+    assert two["seed"] == "seed must be the same in all processes, but is 0 in process 0 and 1 in process 1"
+    assert two["strategy"].startswith("strategy must be the same in all processes")
+    assert "(8, None, 1) in process 0 and (16, None, 1) in process 1" in two["max_width"]
+
+
+@pytest.mark.xdist_group("distributed")
+def test_passes_without_synchronization_do_not_grow(both: tuple[Any, Any]) -> None:
+    two, _ = both
+    assert two["no_sync"]["events"] == 0
+    assert any("ran inside no_sync()" in message for message in two["no_sync"]["warnings"])
+    assert any("not wrapped in DistributedDataParallel" in message for message in two["not wrapped"])
+
+
+@pytest.mark.xdist_group("distributed")
+def test_sharded_models_are_refused(both: tuple[Any, Any]) -> None:
+    two, _ = both
+    assert "is sharded over several devices" in two["sharded"]
+
+
+@pytest.mark.xdist_group("distributed")
+def test_a_process_that_dies_ends_the_training(tmp_path: Path) -> None:
+    start = time.monotonic()
+    ran = torchrun(tmp_path, "killed", 120)
+    assert ran.returncode != 0
+    assert time.monotonic() - start < 60 + 30  # with the start of the processes
+
+
+@pytest.mark.xdist_group("distributed")
+def test_the_example_runs(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "distributed.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "% of the digits" in ran.stdout
+    saved = torch.load(tmp_path / "distributed.pt", weights_only=True)
+    assert saved["sizes"]["widths"]["0"] > 4
+    shown = re.search(r"```py\n(.*?)```", (ROOT / "docs" / "distributed.md").read_text("utf-8"), re.DOTALL)
+    assert shown is not None
+    assert all(f"    {line}\n" in example.read_text("utf-8") for line in shown[1].splitlines())
