@@ -323,7 +323,7 @@ def test_an_optimizer_in_another_order_is_refused(tmp_path: Path) -> None:
     for optimizer, message in (
         (torch.optim.Adam([*target.parameters()][::-1]), "parameter '4.bias' where the saved one has '0.weight'"),
         (torch.optim.Adam([*target.parameters()][1:]), r"groups of \[5\] parameters, and the saved one of \[6\]"),
-        ([torch.optim.Adam(target.parameters())] * 2, "the state of 1 optimizers, not of 2"),
+        ([torch.optim.Adam(target[:2].parameters()), torch.optim.Adam(target[2:].parameters())], "the state of 1 optimizers, not of 2"),
     ):
         unchanged(target, lambda: ng.load(tmp_path / "run.pt", target, optimizer), ValueError, message)  # noqa: B023
 
