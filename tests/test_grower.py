@@ -672,7 +672,7 @@ def test_a_model_wrapped_for_several_devices_is_named_with_what_to_pass() -> Non
         lambda: ng.shrink(wrapped, "0", [1], example=x),
         lambda: ng.Grower(wrapped, adam(model)),
     ):
-        with pytest.raises(TypeError, match="wrapped in DataParallel: pass the model inside, its .module"):
+        with pytest.raises(TypeError, match=r"wrapped in DataParallel: pass the model inside, its \.module"):
             act()
 
 

@@ -320,10 +320,11 @@ def test_an_optimizer_in_another_order_is_refused(tmp_path: Path) -> None:
     model = source()
     ng.save(tmp_path / "run.pt", model, torch.optim.Adam(model.parameters()))
     target = mlp(6, 8, 7, 3)
+    parts = [torch.optim.Adam(part.parameters()) for part in (target[:2], target[2:])]
     for optimizer, message in (
         (torch.optim.Adam([*target.parameters()][::-1]), "parameter '4.bias' where the saved one has '0.weight'"),
         (torch.optim.Adam([*target.parameters()][1:]), r"groups of \[5\] parameters, and the saved one of \[6\]"),
-        ([torch.optim.Adam(target[:2].parameters()), torch.optim.Adam(target[2:].parameters())], "the state of 1 optimizers, not of 2"),
+        (parts, "the state of 1 optimizers, not of 2"),
     ):
         unchanged(target, lambda: ng.load(tmp_path / "run.pt", target, optimizer), ValueError, message)  # noqa: B023
 
