@@ -11,10 +11,10 @@ demo: .venv/experiments.installed  ## grow a small network on handwritten digits
 	$(BIN)/neurogenesis report runs/digits-need-maximum-512-seed1
 
 test: .venv/test.installed check  ## all tests but the long ones, with style and type checks
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 test-long: .venv/test.installed  ## every test
-	$(BIN)/pytest -n 2 -m "long or not long"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "long or not long"
 
 # On another Python or torch: make test-library PYTHON=python3.10 CONSTRAINTS=file-with-torch==2.7.1
 NOT_LIBRARY := $(patsubst %,--ignore=tests/test_%.py,benchmarks cli data distributed docs huggingface lightning packaging \

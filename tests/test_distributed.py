@@ -16,6 +16,7 @@ import torch
 from tests import distributed_worker as worker
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.xdist_group("distributed")  # all in one worker, so that the two processes run once
 
 
 def torchrun(directory: Path, what: str, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -44,7 +45,6 @@ def check_equal(two: dict[str, Any], one: dict[str, Any]) -> None:
         assert torch.allclose(a, b, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.xdist_group("distributed")
 def test_two_processes_grow_as_one_on_the_joined_batch(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     two, one = both
     for strategy in worker.STRATEGIES:
@@ -55,7 +55,6 @@ def test_two_processes_grow_as_one_on_the_joined_batch(both: tuple[dict[str, Any
     check_equal(two["accumulation"], one["accumulation"])
 
 
-@pytest.mark.xdist_group("distributed")
 def test_gradients_are_averaged_after_growth(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     two, one = both
     for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view"):
@@ -65,14 +64,12 @@ def test_gradients_are_averaged_after_growth(both: tuple[dict[str, Any], dict[st
     assert two["options"]["comm hook"]["calls"] >= 9
 
 
-@pytest.mark.xdist_group("distributed")
 def test_models_that_differ_before_they_are_wrapped_end_up_equal(both: tuple[Any, Any]) -> None:
     two, _ = both
     assert two["made before wrapping"]["equal"] and two["made before wrapping"]["events"]
     assert two["by hand"]["equal"]
 
 
-@pytest.mark.xdist_group("distributed")
 def test_resumed_training_is_bit_identical(both: tuple[Any, Any]) -> None:
     for results in both:
         for strategy in ("need", "north-select"):
@@ -81,7 +78,6 @@ def test_resumed_training_is_bit_identical(both: tuple[Any, Any]) -> None:
             assert all(torch.equal(a, b) for a, b in zip(whole["weights"], after["weights"], strict=True))
 
 
-@pytest.mark.xdist_group("distributed")
 def test_processes_that_differ_are_refused(both: tuple[Any, Any]) -> None:
     two, _ = both
     assert two["seed"] == "seed must be the same in all processes, but is 0 in process 0 and 1 in process 1"
@@ -89,7 +85,6 @@ def test_processes_that_differ_are_refused(both: tuple[Any, Any]) -> None:
     assert "(8, None, 1) in process 0 and (16, None, 1) in process 1" in two["max_width"]
 
 
-@pytest.mark.xdist_group("distributed")
 def test_passes_without_synchronization_do_not_grow(both: tuple[Any, Any]) -> None:
     two, _ = both
     assert two["no_sync"]["events"] == 0
@@ -97,13 +92,11 @@ def test_passes_without_synchronization_do_not_grow(both: tuple[Any, Any]) -> No
     assert any("not wrapped in DistributedDataParallel" in message for message in two["not wrapped"])
 
 
-@pytest.mark.xdist_group("distributed")
 def test_sharded_models_are_refused(both: tuple[Any, Any]) -> None:
     two, _ = both
     assert "is sharded over several devices" in two["sharded"]
 
 
-@pytest.mark.xdist_group("distributed")
 def test_a_process_that_dies_ends_the_training(tmp_path: Path) -> None:
     start = time.monotonic()
     ran = torchrun(tmp_path, "killed", 120)
@@ -111,7 +104,6 @@ def test_a_process_that_dies_ends_the_training(tmp_path: Path) -> None:
     assert time.monotonic() - start < 60 + 30  # with the start of the processes
 
 
-@pytest.mark.xdist_group("distributed")
 def test_the_example_runs(tmp_path: Path) -> None:
     example = ROOT / "examples" / "distributed.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
