@@ -151,6 +151,17 @@ def accumulation() -> dict[str, Any]:
     return result_of(model, grower)
 
 
+def dropped() -> dict[str, Any]:
+    model = MODELS["dense"]()
+    with torch.no_grad():
+        model[0].bias[1] = -100.0  # it is dead
+    outer = wrapped(model)
+    optimizer = torch.optim.Adam(outer.parameters(), 1e-3)
+    grower = ng.Grower(outer, optimizer, ng.Strategy(ng.triggers.Static(), "random"), prune=True, buffer=128)
+    train(outer, optimizer, grower, range(64))
+    return result_of(outer, grower)
+
+
 def inside_no_sync() -> dict[str, Any]:
     model = wrapped(MODELS["dense"]())
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
@@ -239,6 +250,7 @@ def everything(directory: Path) -> dict[str, Any]:
         "by hand": by_hand(),
         "options": options_of_wrappers(),
         "accumulation": accumulation(),
+        "dropped": dropped(),
         "resumed": resumed(directory),
     }
 

@@ -53,6 +53,8 @@ def test_two_processes_grow_as_one_on_the_joined_batch(both: tuple[dict[str, Any
     assert len(grown) >= 5
     check_equal(two["convolutional"], one["convolutional"])
     check_equal(two["accumulation"], one["accumulation"])
+    assert one["dropped"]["events"]
+    check_equal(two["dropped"], one["dropped"])
 
 
 def test_gradients_are_averaged_after_growth(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
