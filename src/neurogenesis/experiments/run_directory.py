@@ -69,6 +69,8 @@ class RunDirectory:
     def has_settings(self, settings: Mapping[str, Any]) -> bool:
         """Whether the directory has settings; UsageError if they differ from these."""
         present = read_json(self.path / SETTINGS_FILE)
+        if present is not None:  # what an earlier version could not switch on was off
+            present = {**{name: False for name, value in settings.items() if value is False}, **present}
         if present is not None and present != settings:
             names = [name for name in {**present, **settings} if present.get(name) != settings.get(name)]
             differences = ", ".join(f"{name} {present.get(name)} there, {settings.get(name)} here" for name in names)
