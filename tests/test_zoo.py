@@ -16,7 +16,17 @@ SLICE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "name"), [(family, name) for family in SLICE for name in SLICE[family]])
+SLOW = {"ghostnet_100", "vit_b_32"}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        pytest.param(family, name, marks=[pytest.mark.long] if name in SLOW else [])
+        for family in SLICE
+        for name in SLICE[family]
+    ],
+)
 def test_public_models_keep_every_promise(family: str, name: str) -> None:
     result = examine(dict(FAMILIES[family]())[name])
     assert result["failure"] is None
