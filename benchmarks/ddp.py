@@ -31,7 +31,9 @@ STRATEGIES = ("need", "north-select", "gradmax")
 LIMIT = 1.15
 
 
-def training_step(network: str, strategy: ng.Strategy | None) -> tuple[Callable[[int], None], nn.Module]:
+def training_step(
+    network: str, strategy: ng.Strategy | None
+) -> tuple[Callable[[int], None], nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = vgg11(0.25) if network.startswith("VGG") else mlp(784, 256, 256, 10)
     xavier(model)
@@ -49,7 +51,7 @@ def training_step(network: str, strategy: ng.Strategy | None) -> tuple[Callable[
         if grower is not None:
             grower.step()
 
-    return step, wrapped
+    return step, wrapped, optimizer
 
 
 def overhead(network: str, strategy: str, steps: int) -> float:
@@ -68,11 +70,14 @@ def overhead(network: str, strategy: str, steps: int) -> float:
 
 def growth(network: str, rounds: int = 5) -> float:
     """Time of a growth event in plain steps."""
-    step, model = training_step(network, None)
+    step, model, optimizer = training_step(network, None)
     width = next(iter(ng.widths(model, data(network)[0][0][:2]).growable))
     steps, events = [], []
     for number in range(rounds):
-        for action, own in ((lambda n=number: step(n), steps), (lambda: ng.grow(model, width, 1), events)):
+        for action, own in (
+            (lambda n=number: step(n), steps),
+            (lambda: ng.grow(model, width, 1, optimizer=optimizer), events),
+        ):
             dist.barrier()
             start = time.perf_counter()
             action()
@@ -85,7 +90,7 @@ def worker(steps: int) -> None:
     dist.init_process_group("gloo")
     for network in NETWORKS:
         for strategy in STRATEGIES:
-            ratio = overhead(network, strategy, steps if strategy == "need" else steps // 4)
+            ratio = overhead(network, strategy, steps if strategy == "need" else max(8, steps // 4))
             if dist.get_rank() == 0:
                 print(f"{network:16}{strategy:16}{ratio:8.3f} ({LIMIT})", flush=True)
         event = growth(network)
