@@ -663,6 +663,16 @@ def test_hooks_are_gone_when_a_later_optimizer_takes_none(monkeypatch: pytest.Mo
     assert not list(hooks(model, first))
 
 
+def test_a_wrapper_that_keeps_copies_of_parameters_is_refused() -> None:
+    kind = nn.parallel.DistributedDataParallel
+    wrapped: Any = kind.__new__(kind)  # without a process group
+    nn.Module.__init__(wrapped)
+    wrapped.module, wrapped.mixed_precision = mlp(10, 6, 3), object()
+    with pytest.raises(ValueError, match="mixed_precision= keeps copies of parameters"):
+        ng.Grower(wrapped, adam(wrapped.module))
+    assert not wrapped.module._forward_hooks
+
+
 def test_a_model_wrapped_for_several_devices_is_named_with_what_to_pass() -> None:
     model, x = mlp(10, 6, 3), torch.randn(2, 10)
     wrapped = nn.DataParallel(model)

@@ -31,12 +31,12 @@ FORMAT = 1  # of the files of `save`
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "model.pt")  # in directories of Hugging Face and Accelerate
 
 State = Mapping[str, Any]
-Path_ = str | PathLike[str]
+StrPath = str | PathLike[str]
 
 
 def load_state_dict(
     model: nn.Module,
-    state: State | Path_,
+    state: State | StrPath,
     *,
     example: Example | None = None,
     strict: bool = True,
@@ -132,7 +132,7 @@ def fit(
 
 
 def save(
-    path: Path_,
+    path: StrPath,
     model: nn.Module,
     optimizer: Optimizers = None,
     grower: Grower | None = None,
@@ -184,7 +184,7 @@ def save(
 
 
 def load(
-    path: Path_,
+    path: StrPath,
     model: nn.Module,
     optimizer: Optimizers = None,
     grower: Grower | None = None,

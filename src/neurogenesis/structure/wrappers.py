@@ -15,6 +15,11 @@ _WRAPPERS: WeakKeyDictionary[nn.Module, WeakSet[DistributedDataParallel]] = Weak
 
 def remember_wrapper(model: nn.Module, wrapper: DistributedDataParallel) -> None:
     """Rebuild the reducer of this wrapper from now on whenever the model is resized."""
+    if wrapper.mixed_precision is not None:
+        raise ValueError(
+            "DistributedDataParallel with mixed_precision= keeps copies of parameters, which cannot be resized: use "
+            "torch.autocast instead"
+        )
     _WRAPPERS.setdefault(model, WeakSet()).add(wrapper)
 
 
@@ -32,11 +37,6 @@ def active_wrapper(model: nn.Module) -> DistributedDataParallel | None:
         return wrapper
     if all(module is not model for module in wrapper.module.modules()):
         return None
-    if wrapper.mixed_precision is not None:
-        raise ValueError(
-            "DistributedDataParallel with mixed_precision= keeps copies of parameters, which cannot be resized: use "
-            "torch.autocast instead"
-        )
     remember_wrapper(model, wrapper)
     return wrapper
 
