@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,15 @@ import pytest
 from filelock import FileLock, Timeout
 
 from neurogenesis.experiments.building import initial_widths, widths_of
+from neurogenesis.experiments.engines.pool import pool
+from neurogenesis.experiments.engines.processes import failure_reason
 from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.estimates import estimate, plan
 from neurogenesis.experiments.presets import PRESETS
-from neurogenesis.experiments.progress import SweepProgress
 from neurogenesis.experiments.run import run
 from neurogenesis.experiments.settings import Settings
 from neurogenesis.experiments.studies import STUDIES, Study, select_runs
 from neurogenesis.experiments.sweep import record_study, sweep
-from neurogenesis.experiments.workers import failure_reason
 from neurogenesis.report import read
 from tests.runs import assert_same_run, by_name, command, lines, tiny
 
@@ -113,19 +114,18 @@ def test_failed_runs_do_not_stop_the_others_and_are_listed(tmp_path: Path) -> No
 
 
 def test_a_run_killed_by_the_system_is_a_failure_too(tmp_path: Path) -> None:
-    killed: list[int] = []
-
-    def kill(progress: SweepProgress) -> None:
-        if progress.running and not killed:
-            wait_until(lambda: (tmp_path / progress.running[0] / "epochs.jsonl").exists())
-            (process,) = multiprocessing.active_children()
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-            killed.append(process.pid)
-
     runs = [tiny(epochs=300, strategy="big"), tiny(strategy="small")]
-    progress = sweep(by_name(*runs), tmp_path, workers=1, show=kill)
-    assert killed
+
+    def kill() -> None:
+        wait_until(lambda: (tmp_path / runs[0].label / "epochs.jsonl").exists())
+        (process,) = multiprocessing.active_children()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+
+    with ThreadPoolExecutor() as threads:
+        killed = threads.submit(kill)
+        progress = sweep(by_name(*runs), tmp_path, pool(1))
+    killed.result()
     assert progress.failed == {runs[0].label: "killed by SIGKILL"}
     assert progress.finished == [runs[1].label]
     assert "killed by SIGKILL" in (tmp_path / runs[0].label / "failure.txt").read_text()
@@ -135,7 +135,7 @@ def test_a_run_killed_before_it_started_can_be_repeated(tmp_path: Path, monkeypa
     settings = tiny(strategy="small")
     (tmp_path / settings.label).mkdir()
     assert failure_reason(tmp_path / settings.label, -signal.SIGKILL) == "killed by SIGKILL"
-    assert sweep(by_name(settings), tmp_path, workers=1).failed == {}
+    assert sweep(by_name(settings), tmp_path, pool(1)).failed == {}
     assert not (tmp_path / settings.label / "failure.txt").exists()
 
 
@@ -144,7 +144,7 @@ def test_a_run_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     (tmp_path / damaged.label).mkdir()
     (tmp_path / damaged.label / "settings.json").write_text(json.dumps(damaged.record()))
     (tmp_path / damaged.label / "result.json").write_text("{")
-    progress = sweep(by_name(damaged, fine), tmp_path, workers=1)
+    progress = sweep(by_name(damaged, fine), tmp_path, pool(1))
     assert progress.finished == [fine.label]
     assert "result.json is not valid JSON" in progress.failed[damaged.label]
 
@@ -154,7 +154,7 @@ def test_a_run_that_cannot_start_says_why_in_its_directory(tmp_path: Path) -> No
     (tmp_path / settings.label).mkdir()
     (tmp_path / settings.label / "thesis.tex").write_text("mine")
     record_study(tmp_path, "digits", "", by_name(settings))
-    sweep(by_name(settings), tmp_path, workers=1)
+    sweep(by_name(settings), tmp_path, pool(1))
     assert "is not a run (it has thesis.tex)" in (tmp_path / settings.label / "failure.txt").read_text()
 
 
@@ -162,7 +162,7 @@ def test_a_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
     settings = tiny(strategy="small")
     (tmp_path / settings.label).mkdir()
     with FileLock(tmp_path / settings.label / "lock"):
-        progress = sweep(by_name(settings), tmp_path, workers=1)
+        progress = sweep(by_name(settings), tmp_path, pool(1))
     assert "another process is writing to" in progress.failed[settings.label]
     assert not (tmp_path / settings.label / "failure.txt").exists()
 
@@ -182,7 +182,7 @@ def test_seeds_given_twice_are_run_once() -> None:
 @pytest.mark.parametrize(("workers", "threads"), [(0, 1), (1, 0), (10_000, 1), (1, 10_000)])
 def test_more_threads_than_cores_are_refused(workers: int, threads: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--workers"):
-        sweep(by_name(tiny()), tmp_path, workers=workers, threads=threads)
+        sweep(by_name(tiny()), tmp_path, pool(workers, threads))
     assert not list(tmp_path.iterdir())
 
 
@@ -280,7 +280,7 @@ def test_a_grown_shape_is_trained_from_scratch_after_the_run_that_grows_it(worke
     pairs = [grown_and_its_shape(seed=seed) for seed in (1, 2)]
     runs = by_name(*(shape for _, shape in pairs), *(grown for grown, _ in pairs))
     record_study(tmp_path, "digits", "", runs)
-    progress = sweep(runs, tmp_path, workers=workers)
+    progress = sweep(runs, tmp_path, pool(workers))
     assert sorted(progress.finished) == sorted(runs)
     for grown, shape in pairs:
         assert progress.finished.index(grown.label) < progress.finished.index(shape.label)
@@ -290,7 +290,7 @@ def test_a_grown_shape_is_trained_from_scratch_after_the_run_that_grows_it(worke
     times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/result.json")}
     shutil.rmtree(tmp_path / pairs[0][1].label)
     record_study(tmp_path, "digits", "", runs)
-    assert sorted(sweep(runs, tmp_path, workers=workers).finished) == sorted(runs)
+    assert sorted(sweep(runs, tmp_path, pool(workers)).finished) == sorted(runs)
     changed = [path.parent.name for path, time in times.items() if path.stat().st_mtime_ns != time]
     assert changed == [pairs[0][1].label]
 
@@ -300,21 +300,21 @@ def test_a_shape_is_not_run_if_the_run_that_grows_it_failed(tmp_path: Path) -> N
     (tmp_path / grown.label).mkdir()
     (tmp_path / grown.label / "thesis.tex").write_text("mine")
     record_study(tmp_path, "digits", "", by_name(grown, shape))
-    progress = sweep(by_name(grown, shape), tmp_path, workers=1)
+    progress = sweep(by_name(grown, shape), tmp_path, pool(1))
     reason = f"not run: it needs the final shape of {grown.label}, which failed: {progress.failed[grown.label]}"
     assert progress.failed[shape.label] == reason
     assert not progress.finished and not progress.running
     assert {run.path.name: run.failure for run in read([tmp_path]).runs}[shape.label] == reason[:300]
     (tmp_path / grown.label / "thesis.tex").unlink()
-    assert not sweep(by_name(grown, shape), tmp_path, workers=1).failed
+    assert not sweep(by_name(grown, shape), tmp_path, pool(1)).failed
 
 
 def test_a_shape_that_is_selected_alone_needs_a_finished_run(tmp_path: Path) -> None:
     grown, shape = grown_and_its_shape()
-    alone = sweep(by_name(shape), tmp_path, workers=1)
+    alone = sweep(by_name(shape), tmp_path, pool(1))
     assert alone.failed == {shape.label: f"not run: it needs the final shape of {grown.label}, which is not finished"}
     run(grown, tmp_path / grown.label)
-    assert sweep(by_name(shape), tmp_path, workers=1).finished == [shape.label]
+    assert sweep(by_name(shape), tmp_path, pool(1)).finished == [shape.label]
 
 
 @pytest.mark.filterwarnings("ignore")

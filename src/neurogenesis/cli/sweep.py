@@ -28,6 +28,8 @@ def sweep(
     with delay_ctrl_c():
         from ..experiments import sweep as sweeps
         from ..experiments.data import download
+        from ..experiments.engines import Place
+        from ..experiments.engines.pool import cores, pool
         from ..experiments.environment import select_device
         from ..experiments.estimates import plan
         from ..experiments.progress import sweep_display
@@ -37,8 +39,8 @@ def sweep(
     out = out or Path("runs") / study
     if workers is None:
         alone = selected.timed or device != "cpu"
-        workers = 1 if alone else max(1, sweeps.cores() // max(1, threads))
-    sweeps.check_workers(workers, threads)
+        workers = 1 if alone else max(1, cores() // max(1, threads))
+    engine = pool(workers, threads)
     select_device(device)  # fails once, before the first run, rather than in each
     if dry_run:
         echo(plan(runs, out, workers, threads, device))
@@ -48,7 +50,7 @@ def sweep(
     with sweep_display(quiet) as show:
         try:
             sweeps.record_study(out, study, selected.title, runs)
-            progress = sweeps.sweep(runs, out, workers=workers, threads=threads, root=data, device=device, show=show)
+            progress = sweeps.sweep(runs, out, engine, Place(data, device, threads), show)
         except KeyboardInterrupt:
             echo_error(f"stopped; {out} is saved. The same command resumes it.")
             return 130

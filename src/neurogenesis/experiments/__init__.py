@@ -12,8 +12,8 @@
 `run_directory`     writes the record, and resumes from it
 `training`          the training loop
 `run`               one run
+`engines`           where runs are done: processes of this machine
 `sweep`             all runs of a study
-`workers`           the processes of a sweep
 `estimates`         how long a sweep will take
 `progress`          progress bars, lines and TensorBoard
 `environment`       device, versions, commit

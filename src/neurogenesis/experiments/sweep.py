@@ -1,18 +1,16 @@
-"""A sweep: all runs of a study, several at a time, each in its own process."""
+"""A sweep: all runs of a study that are not finished, done by an engine."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
 from .building import widths_of
+from .engines import HERE, Engine, Job, Place
+from .engines.processes import write_failure
 from .errors import UsageError
 from .files import damaged, read_json, write_json, writing_to
 from .parsing import INVALID, parse, to_json
@@ -21,20 +19,6 @@ from .record import FAILURE_FILE, LOCK_FILE, SETTINGS_FILE, STUDY_FILE, Result, 
 from .run_directory import read_result
 from .settings import Settings
 from .signals import sigterm_as_ctrl_c
-from .workers import failure_reason, start_worker, worker_context, write_failure
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def check_workers(workers: int, threads: int) -> None:
-    """Raise UsageError if there would be more threads than cores: they would slow each other down."""
-    if workers < 1 or threads < 1:
-        raise UsageError("--workers and --threads: expected positive numbers")
-    if workers * threads > cores():
-        raise UsageError(f"--workers {workers} times --threads {threads} is more than the {cores()} available cores")
 
 
 def record_study(out: Path, name: str, title: str, runs: Mapping[str, Settings]) -> None:
@@ -81,11 +65,8 @@ def with_shape(settings: Settings, directory: Path) -> Settings:
 def sweep(
     runs: Mapping[str, Settings],
     out: Path,
-    *,
-    workers: int,
-    threads: int = 1,
-    root: Path | None = None,
-    device: str = "cpu",
+    engine: Engine,
+    place: Place = HERE,
     show: Callable[[SweepProgress], None] = lambda progress: None,
 ) -> SweepProgress:
     """Run everything that is not finished, each run in the directory of its name. Failures do not stop the others.
@@ -95,49 +76,40 @@ def sweep(
     Args:
         runs: the settings of each run, by name.
         out: the directory of the runs' directories.
-        workers: number of runs at a time.
-        threads: number of threads of each run.
-        root: the directory of data sets, as in `neurogenesis.experiments.data.load`.
-        device: the device to train on.
+        engine: does the runs, such as `neurogenesis.experiments.engines.pool.pool(workers=2)`.
+        place: what all runs use: data, device and number of threads.
         show: called whenever a run starts or ends.
     """
-    check_workers(workers, threads)
     finished = [name for name, settings in runs.items() if result_of(with_shape(settings, out / name), out / name)]
-    waiting = [name for name in runs if name not in finished]
+    done = set(finished)
+    waiting = [name for name in runs if name not in done]
     progress = SweepProgress(len(runs), finished=finished)
+
+    def next_job() -> Job | None:
+        while (name := _next(waiting, runs, progress.running)) is not None:
+            waiting.remove(name)
+            settings = with_shape(runs[name], out / name)
+            if settings.source is None or settings.shape is not None:
+                (out / name / FAILURE_FILE).unlink(missing_ok=True)
+                progress.running.append(name)
+                show(progress)
+                return Job(name, settings, out / name)
+            progress.failed[name] = _not_run(name, settings, out, progress)
+            show(progress)
+        return None
+
+    def ended(job: Job, reason: str | None) -> None:
+        progress.running.remove(job.name)
+        if reason is None:
+            progress.finished.append(job.name)
+        else:
+            progress.failed[job.name] = reason
+        show(progress)
+
     show(progress)
-    context = worker_context()
-    active: dict[BaseProcess, str] = {}
-    with sigterm_as_ctrl_c(), _terminating(active):
-        while waiting or active:
-            while len(active) < workers and (name := _next(waiting, runs, progress.running)) is not None:
-                waiting.remove(name)
-                settings = with_shape(runs[name], out / name)
-                if settings.source is not None and settings.shape is None:
-                    progress.failed[name] = _not_run(name, settings, out, progress)
-                else:
-                    (out / name / FAILURE_FILE).unlink(missing_ok=True)
-                    process = start_worker(context, settings, out / name, root, device, threads)
-                    active[process] = name
-                    progress.running.append(name)
-                show(progress)
-            for process in _wait_for_any(active):
-                name = active.pop(process)
-                process.join()
-                progress.running.remove(name)
-                if process.exitcode == 0:
-                    progress.finished.append(name)
-                else:
-                    progress.failed[name] = failure_reason(out / name, process.exitcode or 0)
-                show(progress)
+    with sigterm_as_ctrl_c():
+        engine(next_job, ended, place)
     return progress
-
-
-def _wait_for_any(active: Collection[BaseProcess]) -> list[BaseProcess]:
-    """Wait until one of the processes ends; those that have ended."""
-    if active:  # waiting for nothing would take forever
-        wait([process.sentinel for process in active])
-    return [process for process in active if not process.is_alive()]
 
 
 def _next(waiting: Sequence[str], runs: Mapping[str, Settings], running: Sequence[str]) -> str | None:
@@ -159,16 +131,3 @@ def _not_run(name: str, settings: Settings, out: Path, progress: SweepProgress) 
     with writing_to(out / name):
         (out / name).mkdir(parents=True, exist_ok=True)
     return write_failure(out / name, f"not run: it needs the final shape of {source}, which {why}")
-
-
-@contextmanager
-def _terminating(active: dict[BaseProcess, str]) -> Iterator[None]:
-    """If the sweep is interrupted, ask its runs to save and stop, and wait until they have."""
-    try:
-        yield
-    except BaseException:
-        for process in active:
-            process.terminate()
-        for process in active:
-            process.join()
-        raise

@@ -1,4 +1,4 @@
-"""The processes of a sweep: how they start, what each does, and why one failed."""
+"""Processes that do one run each: how they start, what each does, and why one failed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..files import replace_file
-from .errors import UsageError
-from .presets import settings_from
-from .record import FAILURE_FILE, LOCK_FILE, LOG_FILE, SETTINGS_FILE
-from .settings import Settings
-from .signals import Interrupted
+from ...files import replace_file
+from ..errors import UsageError
+from ..presets import settings_from
+from ..record import FAILURE_FILE, LOCK_FILE, LOG_FILE, SETTINGS_FILE
+from ..signals import Interrupted
+from . import Job, Place
 
 _SOCKET_PATH = 70  # bytes of the directory's path; the path of a socket may have about 100
 
@@ -39,11 +39,9 @@ def worker_context() -> BaseContext:
     return context
 
 
-def start_worker(
-    context: BaseContext, settings: Settings, directory: Path, root: Path | None, device: str, threads: int
-) -> BaseProcess:
+def start_worker(context: BaseContext, job: Job, place: Place) -> BaseProcess:
     """Start a process for one run."""
-    arguments = (settings.record(), directory, root, device, threads)
+    arguments = (job.settings.record(), job.directory, place.root, place.device, place.threads)
     process: BaseProcess = context.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
     with _ignoring_ctrl_c():
         process.start()
@@ -53,7 +51,7 @@ def start_worker(
 def work(record: dict[str, Any], out: Path, root: Path | None, device: str, threads: int) -> None:
     """Do one run in this process, with its output in a log file."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from .run import run
+    from ..run import run
 
     out.mkdir(parents=True, exist_ok=True)
     with (out / LOG_FILE).open("a") as log:
