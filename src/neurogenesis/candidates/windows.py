@@ -111,32 +111,33 @@ class Record:
         count, new_rows = sum(map(len, rows)), self.new_rows + sum(map(len, new))
         if count < enough or (self.coefficients is not None and NEW_ROWS * new_rows < count):
             return replace(self, rows=kept, new_rows=new_rows)
-        together = torch.cat(rows)
-        return replace(self, rows=kept, new_rows=0, coefficients=fit(together[:, :inputs], together[:, inputs:]))
+        together = rows[0] if len(rows) == 1 else torch.cat(rows)
+        return replace(self, rows=kept, new_rows=0, coefficients=fit(together, inputs))
 
     def with_step(self, consumer: nn.Module, passes: Sequence[Pass], before: int, ranks: Ranks) -> Record:
         """Add the gradients of a step of the window, `before` steps after it began."""
         assert self.coefficients is not None
         channel, columns = _channel(consumer), self.present.to(passes[0].H.device)
-        present, candidates = [each.H.index_select(channel, columns) for each in passes], [each.h for each in passes]
+        both = [torch.cat([each.h, each.H.index_select(channel, columns)], channel) for each in passes]
         norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
         counts = [sum(getattr(each, name).numel() for each in passes) for name in ("D", "H")]
         entries, in_rows = ranks.total(counts, columns.device)
-        squares, sums, new_sums = ranks.sums(
-            [torch.stack(norms).square().sum(), _sums(consumer, present), _sums(consumer, candidates)]
-        )
-        in_rows //= passes[0].H.shape[channel]
+        squares, sums = ranks.sums([sum_of([norm.square() for norm in norms]), _sums(consumer, both)])
+        means = sums / (in_rows // passes[0].H.shape[channel])
         rows = entries / passes[0].D.shape[channel]  # not entries: new outputs have no gradient at first
         scale = float(squares.sqrt()) / rows**0.5 or 1.0
         gradients, energies, variances = [], [], []
-        for each, own in zip(passes, present, strict=True):
+        for each, candidates_and_present in zip(passes, both, strict=True):
+            centred = _minus(consumer, candidates_and_present, means)
+            variance = _mean_squares(consumer, centred)
+            split = [each.h.shape[channel], len(columns)]
             r = unexplained(consumer, each.H, each.h, self.coefficients)
-            inputs = torch.cat([r, _minus(consumer, own, sums / in_rows).to(r.dtype)], channel)
+            inputs = torch.cat([r, centred.split(split, channel)[1].to(r.dtype)], channel)
             part = each.D.numel() / entries
             gradients.append(fan_out_gradient(consumer, inputs, each.D.to(r.dtype)) / scale)
-            energies.append(_mean_squares(consumer, inputs) * part)
-            variances.append(_mean_squares(consumer, _minus(consumer, each.h, new_sums / in_rows)) * part)
-        gradient, energy, variance = ranks.sums([sum(each[1:], each[0]) for each in (gradients, energies, variances)])
+            energies.append(torch.cat([_mean_squares(consumer, r), variance[split[0] :]]) * part)
+            variances.append(variance[: split[0]] * part)
+        gradient, energy, variance = ranks.sums([sum_of(each) for each in (gradients, energies, variances)])
         if self.energy is not None and self.variance is not None:
             energy, variance = self.energy + energy, self.variance + variance
         blocks = self.blocks
@@ -156,12 +157,11 @@ class Record:
         if self.energy is None or self.variance is None:
             return None
         split = len(self.variance)
-        if part == "candidates":
-            rows, used = slice(split), self.energy[:split] > LEAST_SHARE * self.variance
-        else:
-            rows, used = slice(split, None), self.energy[split:] > 0
-        scale = self.energy[rows][used].sqrt()[:, None]
-        scaled = torch.stack([(block[rows][used] / scale).flatten() for block in self.blocks[:count]])
+        rows = slice(split) if part == "candidates" else slice(split, None)
+        energy = self.energy[rows]
+        used = energy > (LEAST_SHARE * self.variance if part == "candidates" else 0)
+        weights = torch.where(used, energy.rsqrt(), 0)
+        scaled = (torch.stack(self.blocks[:count])[:, rows] * weights[:, None]).flatten(1)
         gram = (scaled @ scaled.T).double()
         noise = _signal_and_noise(gram)[1]
         return gram / noise if noise > 0 else None
@@ -305,15 +305,19 @@ def rows_match(consumer: nn.Module, H: Tensor, h: Tensor) -> bool:
     return H.ndim == h.ndim and H.select(_channel(consumer), 0).shape == h.select(_channel(consumer), 0).shape
 
 
-def fit(inputs: Tensor, targets: Tensor) -> Tensor:
-    """Coefficients of a constant and the inputs, (1 + inputs) x targets, by least squares with a small ridge."""
-    means, target_means = inputs.mean(0), targets.mean(0)
-    centred = inputs - means
-    gram = (centred.T @ centred).double()
+def fit(rows: Tensor, inputs: int) -> Tensor:
+    """Least-squares fit, with a small ridge, of the columns after the first `inputs` by a constant and these.
+
+    Returns the coefficients, (1 + inputs) x targets.
+    """
+    means = rows.mean(0)
+    centred = rows - means
+    products = (centred.T @ centred[:, :inputs]).double()
+    gram, mixed = products[:inputs].T, products[inputs:].T  # in the order of Fortran, which saves copies
     gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(torch.float32).tiny)
-    mixed = (centred.T @ (targets - target_means)).double()
-    slopes = torch.cholesky_solve(mixed, torch.linalg.cholesky_ex(gram).L).to(targets.dtype)
-    return torch.cat([(target_means - means @ slopes)[None], slopes])
+    # Cholesky's method needs half the operations, but takes several times as long on two threads as on one.
+    slopes = torch.linalg.solve_ex(gram, mixed).result.to(rows.dtype)
+    return torch.cat([(means[inputs:] - means[:inputs] @ slopes)[None], slopes])
 
 
 def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor) -> Tensor:
@@ -329,8 +333,11 @@ def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor)
 
 def _sums(consumer: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
     """Sum of each input of the consumer over samples and positions of all passes."""
-    sums = [each.sum(_all_but_channel(consumer, each), dtype=_wide(each)) for each in inputs]
-    return sum(sums[1:], sums[0])
+    return sum_of([each.sum(_all_but_channel(consumer, each), dtype=_wide(each)) for each in inputs])
+
+
+def sum_of(tensors: Sequence[Tensor]) -> Tensor:
+    return sum(tensors[1:], tensors[0])
 
 
 def _minus(consumer: nn.Module, inputs: Tensor, means: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ..structure.axes import Axis
-from ..structure.weight_norm import weight_of
 from ..structure.widths import Width
 from .ranks import Ranks
 from .replay import Call
@@ -89,7 +88,9 @@ class Seen:
     @property
     def shapes(self) -> Shapes:
         """Current shapes of the producer's and the consumer's weight."""
-        producer, consumer = (weight_of(self.model, axis.tensor) for axis in (self.route.producer, self.route.consumer))
+        producer, consumer = (
+            self.model.get_parameter(axis.tensor) for axis in (self.route.producer, self.route.consumer)
+        )
         return producer.shape, consumer.shape
 
     @property

@@ -203,7 +203,8 @@ class Taps:
             self._inputs.clear()
             if self._call is not None and not self._call.intact:
                 self.buffer.inputs_overwritten = True  # by the model itself
-            outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+            # The hook takes time, and whether there was a backward pass matters only if the step is looked at.
+            outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad] if self.wanted else []
             self.backward_visible = bool(outputs)
             for tensor in outputs:
                 tensor.register_hook(self._on_backward)  # type: ignore[no-untyped-call]
