@@ -1,11 +1,12 @@
 """Overhead of growing in two processes: steps with a `Grower` that looks but never grows, relative to plain ones.
 
-    python -m benchmarks.ddp [--steps N]
+    python -m benchmarks.ddp [--steps N] [--rounds N]
 
 Two processes with one thread each train under `DistributedDataParallel` (gloo): a dense network 784-256-256-10 at batch
 512 per process, and VGG-11 at a quarter of its width at batch 128 per process, on labels that are random at each step,
-as in `benchmarks.overhead`. Plain and watched steps alternate. Also printed: the time of a growth event, relative to a
-plain step, in which the reducer is rebuilt.
+as in `benchmarks.overhead`. Plain and watched steps alternate. As there, `need` is timed over its first steps, in which
+it has five windows, and other strategies when the intervals between their looks have reached their maximum. Also
+printed: the time of a growth event, relative to a plain step, in which the reducer is rebuilt.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import neurogenesis as ng
-from benchmarks.overhead import data, trimmed_mean, without_growth
+from benchmarks.overhead import NEED_STEPS, TIMED_TOGETHER, WARM_UP, data, trimmed_mean, without_growth
 from neurogenesis.experiments.models import mlp, vgg11, xavier
 
 NETWORKS = ("784-256-256-10", "VGG-11 / 4")
@@ -54,17 +55,17 @@ def training_step(
     return step, wrapped, optimizer
 
 
-def overhead(network: str, strategy: str, steps: int) -> float:
-    """Mean time of watched steps relative to plain ones."""
+def overhead(network: str, strategy: str, first: int, steps: int) -> float:
+    """Mean time of watched steps relative to plain ones, from step `first` on."""
     runs = training_step(network, None)[0], training_step(network, without_growth(strategy))[0]
     times: tuple[list[float], list[float]] = [], []
-    for number in range(steps):
+    for number in range(first + steps):
         for step, own in zip(runs, times, strict=True):
             dist.barrier()
             start = time.perf_counter()
             step(number)
             own.append(time.perf_counter() - start)
-    plain, watched = (trimmed_mean(own[3:]) for own in times)
+    plain, watched = (trimmed_mean(own[first:]) for own in times)
     return watched / plain
 
 
@@ -85,12 +86,13 @@ def growth(network: str, rounds: int = 5) -> float:
     return sorted(events)[rounds // 2] / sorted(steps)[rounds // 2]
 
 
-def worker(steps: int) -> None:
+def worker(steps: int, rounds: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for network in NETWORKS:
         for strategy in STRATEGIES:
-            ratio = overhead(network, strategy, steps if strategy == "need" else max(8, steps // 4))
+            span = (3, steps) if strategy == "need" else (WARM_UP, rounds * TIMED_TOGETHER)
+            ratio = overhead(network, strategy, *span)
             if dist.get_rank() == 0:
                 print(f"{network:16}{strategy:16}{ratio:8.3f} ({LIMIT})", flush=True)
         event = growth(network)
@@ -101,13 +103,14 @@ def worker(steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=NEED_STEPS, help="of need")
+    parser.add_argument("--rounds", type=int, default=10, help=f"of {TIMED_TOGETHER} steps, of other strategies")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
-        worker(arguments.steps)
+        worker(arguments.steps, arguments.rounds)
         return
     launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, "-m", "benchmarks.ddp", "--steps", str(arguments.steps)]
+    command = [*launch, "-m", "benchmarks.ddp", "--steps", str(arguments.steps), "--rounds", str(arguments.rounds)]
     sys.exit(subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 from neurogenesis.candidates.windows import RIDGE, Pass, Record, Window, block_length, fan_out_gradient, sampled_rows
+from neurogenesis.passes.ranks import ALONE
 from neurogenesis.surgery.plan import plan_neurons
 from tests.cases import CASES, Case
 from tests.growing import loss_of, mlp, small_vgg
@@ -161,7 +162,7 @@ def new_window(consumer: Any) -> Window:
 def after(consumer: nn.Module, steps: list[list[Pass]]) -> Window:
     window = new_window(consumer)
     for passes in steps:
-        window = window.fitted([consumer], [passes]).with_step([consumer], [passes])
+        window = window.after([consumer], [passes])
     return window
 
 
@@ -239,12 +240,15 @@ def test_without_signal_the_ratio_is_zero_on_average_and_hardly_ever_significant
 def test_blocks_of_steps_hold_all_gradients_and_no_more_than_needed() -> None:
     consumer = nn.Linear(4, 6)
     steps = random_passes(consumer, 80, signal=0.5)
-    first = new_window(consumer).fitted([consumer], [steps[0]])
-    window = first
+    window = new_window(consumer)
+    recorded = [window.steps_of([consumer], [passes]) for passes in steps]
+    (step,) = recorded[0]
+    assert step is not None
+    first = window = replace(window, records=(window.records[0].fitted(step, ALONE),))
     with torch.no_grad():
-        for passes in steps:
-            window = window.with_step([consumer], [passes])
-        total = sum(first.with_step([consumer], [passes]).records[0].blocks[0] for passes in steps)
+        for each in recorded:
+            window = window.with_step(each)
+        total = sum(first.with_step(each).records[0].blocks[0] for each in recorded)
     blocks = window.records[0].blocks
     assert len(blocks) == 20 and block_length(80) == 4
     torch.testing.assert_close(torch.stack(blocks).sum(0), total)
@@ -258,7 +262,7 @@ def test_of_several_consumers_the_mean_counts() -> None:
     window = Window(single[0].fan_ins, (*single[0].records, *single[1].records), (*single[0].shapes, *single[1].shapes))
     with torch.no_grad():
         for passes in zip(*steps, strict=True):
-            window = window.fitted(consumers, passes).with_step(consumers, passes)
+            window = window.after(consumers, passes)
     ratio, error, present = window.statistics()
     alone = [after(consumer, own).statistics() for consumer, own in zip(consumers, steps, strict=True)]
     assert (ratio, present) == pytest.approx(tuple(sum(each[i] for each in alone) / 2 for i in (0, 2)))
@@ -275,7 +279,7 @@ def test_a_consumer_that_does_not_run_at_a_step_has_no_gradient(missing: tuple[i
     with torch.no_grad():
         for number, passes in enumerate(steps):
             own = [passes, [] if number in missing else passes]
-            window = window.fitted(consumers, own).with_step(consumers, own)
+            window = window.after(consumers, own)
     first, second = (torch.stack(record.blocks) for record in window.records)
     first[list(missing)] = 0
     assert torch.equal(first, second)

@@ -342,7 +342,7 @@ class Layer:
                 module = self.model.get_submodule(self.all_seen[number].route.consumer.module)
                 if each is not None and rows_match(module, pair.H, each):
                     passes[number].append(Pass(pair.H, each, pair.D))
-        in_all = self.ranks.least([len(own) for own in passes], self.tensor(self.consumer).device)
+        in_all = self.ranks.least([len(own) for own in passes])
         return [own if number else [] for own, number in zip(passes, in_all, strict=True)]
 
     @property

@@ -347,7 +347,7 @@ class Need(Trigger):
         passes = layer.passes_with(window.fan_ins)
         if not any(passes):
             return Decision(0, *latest)
-        window = window.fitted(consumers, passes, layer.ranks).with_step(consumers, passes, layer.ranks)
+        window = window.after(consumers, passes, layer.ranks)
         for record in window.records:
             check_finite(record.rows[-1:], f"activations of {layer.name}")
             check_finite(record.blocks[-1:], f"activations or gradients of {layer.name}")

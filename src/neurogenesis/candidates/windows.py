@@ -68,6 +68,57 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Step:
+    """The passes of a step at one consumer, with sums over those of all processes.
+
+    Args:
+        consumer: the consumer.
+        passes: the passes of this process.
+        both: for each of them, the inputs that come from candidates and the present ones that these are compared with.
+        counts: number of rows of the consumer's input, and of entries of D.
+        squares: sum of the squares of D.
+        sums: sums of `both` over rows.
+    """
+
+    consumer: nn.Module
+    passes: Sequence[Pass]
+    both: Sequence[Tensor]
+    counts: Tensor
+    squares: Tensor
+    sums: Tensor
+
+    @staticmethod
+    def of(consumer: nn.Module, passes: Sequence[Pass], present: Tensor) -> Step:
+        """A step in this process alone."""
+        channel, columns = _channel(consumer), present.to(passes[0].H.device)
+        both = [torch.cat([each.h, each.H.index_select(channel, columns)], channel) for each in passes]
+        norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
+        rows = sum(each.H.numel() for each in passes) // passes[0].H.shape[channel]
+        counts = torch.tensor([rows, sum(each.D.numel() for each in passes)], dtype=torch.float64)
+        squares, sums = _sum_of([norm.square() for norm in norms]), _sums(consumer, both)
+        return Step(consumer, passes, both, counts.to(columns.device), squares, sums)
+
+    @property
+    def rows(self) -> int:
+        return int(self.counts[0])
+
+    @property
+    def entries(self) -> int:
+        return int(self.counts[1])
+
+    @property
+    def means(self) -> Tensor:
+        """Mean of each of `both`."""
+        return self.sums / self.rows
+
+    @property
+    def scale(self) -> float:
+        """Root mean square norm of a row of D, by which gradients are divided; 1 if it is 0."""
+        rows = self.entries / self.passes[0].D.shape[_channel(self.consumer)]  # new outputs have no gradient at first
+        return float(self.squares.sqrt()) / rows**0.5 or 1.0
+
+
+@dataclass(frozen=True)
 class Record:
     """What a window has recorded at one consumer. It is replaced, not modified.
 
@@ -92,52 +143,46 @@ class Record:
     variance: Tensor | None = None
     steps: int = 0
 
-    def fitted(self, consumer: nn.Module, passes: Sequence[Pass], ranks: Ranks) -> Record:
+    def fitted(self, step: Step, ranks: Ranks) -> Record:
         """Fit the candidates to the consumer's inputs of this step, or of the latest steps if there are few rows.
 
         A fit of earlier steps would not do: training changes the inputs, and what it leaves of a candidate would then
         have parts of the present neurons, with their gradients.
         """
-        inputs = passes[0].H.shape[_channel(consumer)]
+        inputs = step.passes[0].H.shape[_channel(step.consumer)]
         enough = ROWS_PER_INPUT * inputs
-        (in_step,) = ranks.total([sum(each.H.numel() for each in passes) // inputs], passes[0].H.device)
         most = max(enough, MAX_ROWS)
-        own = [sampled_rows(consumer, each, -(-most * each.H.numel() // (in_step * inputs))) for each in passes]
-        new = ranks.gathered(own[0] if len(own) == 1 else torch.cat(own))
-        rows = tuple(new) if in_step >= enough else (*self.rows, *new)
+        per_row = step.rows * inputs
+        own = [sampled_rows(step.consumer, each, -(-most * each.H.numel() // per_row)) for each in step.passes]
+        new = own[0] if len(own) == 1 else torch.cat(own)
+        if step.rows >= enough:
+            return replace(self, rows=(), new_rows=0, coefficients=fit(new, inputs, ranks))
+        rows = (*self.rows, *ranks.gathered(new))
         while sum(map(len, rows[1:])) >= most:
             rows = rows[1:]
-        kept = () if in_step >= enough else rows
-        count, new_rows = sum(map(len, rows)), self.new_rows + sum(map(len, new))
+        count, new_rows = sum(map(len, rows)), self.new_rows + step.rows
         if count < enough or (self.coefficients is not None and NEW_ROWS * new_rows < count):
-            return replace(self, rows=kept, new_rows=new_rows)
-        together = rows[0] if len(rows) == 1 else torch.cat(rows)
-        return replace(self, rows=kept, new_rows=0, coefficients=fit(together, inputs))
+            return replace(self, rows=rows, new_rows=new_rows)
+        return replace(self, rows=rows, new_rows=0, coefficients=fit(torch.cat(rows), inputs))
 
-    def with_step(self, consumer: nn.Module, passes: Sequence[Pass], before: int, ranks: Ranks) -> Record:
+    def with_step(self, step: Step, before: int, ranks: Ranks) -> Record:
         """Add the gradients of a step of the window, `before` steps after it began."""
         assert self.coefficients is not None
-        channel, columns = _channel(consumer), self.present.to(passes[0].H.device)
-        both = [torch.cat([each.h, each.H.index_select(channel, columns)], channel) for each in passes]
-        norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
-        counts = [sum(getattr(each, name).numel() for each in passes) for name in ("D", "H")]
-        entries, in_rows = ranks.total(counts, columns.device)
-        squares, sums = ranks.sums([sum_of([norm.square() for norm in norms]), _sums(consumer, both)])
-        means = sums / (in_rows // passes[0].H.shape[channel])
-        rows = entries / passes[0].D.shape[channel]  # not entries: new outputs have no gradient at first
-        scale = float(squares.sqrt()) / rows**0.5 or 1.0
+        consumer, channel = step.consumer, _channel(step.consumer)
+        means, scale, entries = step.means, step.scale, step.entries
         gradients, energies, variances = [], [], []
-        for each, candidates_and_present in zip(passes, both, strict=True):
-            centred = _minus(consumer, candidates_and_present, means)
+        for each, both in zip(step.passes, step.both, strict=True):
+            candidates = each.h.shape[channel]
+            centred = _minus(consumer, both, means)
             variance = _mean_squares(consumer, centred)
-            split = [each.h.shape[channel], len(columns)]
             r = unexplained(consumer, each.H, each.h, self.coefficients)
-            inputs = torch.cat([r, centred.split(split, channel)[1].to(r.dtype)], channel)
+            present = centred.narrow(channel, candidates, centred.shape[channel] - candidates)
+            inputs = torch.cat([r, present.to(r.dtype)], channel)
             part = each.D.numel() / entries
             gradients.append(fan_out_gradient(consumer, inputs, each.D.to(r.dtype)) / scale)
-            energies.append(torch.cat([_mean_squares(consumer, r), variance[split[0] :]]) * part)
-            variances.append(variance[: split[0]] * part)
-        gradient, energy, variance = ranks.sums([sum_of(each) for each in (gradients, energies, variances)])
+            energies.append(torch.cat([_mean_squares(consumer, r), variance[candidates:]]) * part)
+            variances.append(variance[:candidates] * part)
+        gradient, energy, variance = ranks.sums([_sum_of(each) for each in (gradients, energies, variances)])
         if self.energy is not None and self.variance is not None:
             energy, variance = self.energy + energy, self.variance + variance
         blocks = self.blocks
@@ -220,23 +265,42 @@ class Window:
             shapes.append((_shape_after(producer, producers[0], edits), _shape_after(consumer, axis, edits)))
         return replace(self, fan_ins=tuple(fan_ins), records=tuple(records), shapes=tuple(shapes))
 
-    def fitted(self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]], ranks: Ranks = ALONE) -> Window:
-        """Fit the candidates to the inputs of each consumer that has passes."""
-        of_each = zip(self.records, consumers, passes, strict=True)
-        records = [record.fitted(consumer, own, ranks) if own else record for record, consumer, own in of_each]
-        return replace(self, records=tuple(records))
+    def after(self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]], ranks: Ranks = ALONE) -> Window:
+        """Fit the candidates to the inputs of each consumer that has passes, and add the gradients of the step.
 
-    def with_step(
+        Nothing is added if all fits have too few rows yet.
+        """
+        steps = self.steps_of(consumers, passes, ranks)
+        records = [
+            record if step is None else record.fitted(step, ranks)
+            for record, step in zip(self.records, steps, strict=True)
+        ]
+        return replace(self, records=tuple(records)).with_step(steps, ranks)
+
+    def steps_of(
         self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]], ranks: Ranks = ALONE
-    ) -> Window:
+    ) -> list[Step | None]:
+        """The passes of a step at each consumer, or None if it has none."""
+        of_each = zip(self.records, consumers, passes, strict=True)
+        steps = [Step.of(consumer, own, record.present) if own else None for record, consumer, own in of_each]
+        if ranks is ALONE:
+            return steps
+        sums = iter(ranks.sums([part for step in steps if step for part in (step.counts, step.squares, step.sums)]))
+        return [
+            None if step is None else replace(step, counts=next(sums), squares=next(sums), sums=next(sums))
+            for step in steps
+        ]
+
+    def with_step(self, steps: Sequence[Step | None], ranks: Ranks = ALONE) -> Window:
         """Add the gradients of a step, unless all fits have too few rows yet."""
-        of_each = list(zip(self.records, consumers, passes, strict=True))
-        ready = [bool(own) and record.coefficients is not None for record, _, own in of_each]
+        ready = [
+            step if record.coefficients is not None else None for record, step in zip(self.records, steps, strict=True)
+        ]
         if not any(ready):
             return self
         records = [
-            record.with_step(consumer, own, self.steps, ranks) if its else record.without_gradient(self.steps)
-            for its, (record, consumer, own) in zip(ready, of_each, strict=True)
+            record.without_gradient(self.steps) if step is None else record.with_step(step, self.steps, ranks)
+            for record, step in zip(self.records, ready, strict=True)
         ]
         return replace(self, records=tuple(records), steps=self.steps + 1)
 
@@ -305,14 +369,25 @@ def rows_match(consumer: nn.Module, H: Tensor, h: Tensor) -> bool:
     return H.ndim == h.ndim and H.select(_channel(consumer), 0).shape == h.select(_channel(consumer), 0).shape
 
 
-def fit(rows: Tensor, inputs: int) -> Tensor:
+def fit(rows: Tensor, inputs: int, ranks: Ranks = ALONE) -> Tensor:
     """Least-squares fit, with a small ridge, of the columns after the first `inputs` by a constant and these.
 
     Returns the coefficients, (1 + inputs) x targets.
+
+    Args:
+        rows: the rows of this process.
+        inputs: number of columns to fit by.
+        ranks: the processes whose rows are fitted together.
     """
     means = rows.mean(0)
     centred = rows - means
     products = (centred.T @ centred[:, :inputs]).double()
+    if ranks is not ALONE:  # add up products that are not centred; in double precision, nothing is lost by that
+        count, sums = torch.tensor(len(rows), device=rows.device), rows.sum(0, dtype=torch.float64)
+        products += torch.outer(sums, sums[:inputs]) / count
+        count, sums, products = ranks.sums([count, sums, products])
+        products -= torch.outer(sums, sums[:inputs]) / count
+        means = (sums / count).to(rows.dtype)
     gram, mixed = products[:inputs].T, products[inputs:].T  # in the order of Fortran, which saves copies
     gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(torch.float32).tiny)
     # Cholesky's method needs half the operations, but takes several times as long on two threads as on one.
@@ -333,10 +408,10 @@ def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor)
 
 def _sums(consumer: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
     """Sum of each input of the consumer over samples and positions of all passes."""
-    return sum_of([each.sum(_all_but_channel(consumer, each), dtype=_wide(each)) for each in inputs])
+    return _sum_of([each.sum(_all_but_channel(consumer, each), dtype=_wide(each)) for each in inputs])
 
 
-def sum_of(tensors: Sequence[Tensor]) -> Tensor:
+def _sum_of(tensors: Sequence[Tensor]) -> Tensor:
     return sum(tensors[1:], tensors[0])
 
 

@@ -373,8 +373,7 @@ class Grower:
                 )
         lost = self.buffer.drop_overwritten() and "activations" in self.strategy.uses
         recorded = [seen for layer in due for seen in layer.all_seen]
-        ranks, device = self._taps.ranks, next(self.model.parameters()).device
-        intact, *present = ranks.least([not lost, *(bool(seen.pairs) for seen in recorded)], device)
+        intact, *present = self._taps.ranks.least([not lost, *(bool(seen.pairs) for seen in recorded)])
         if not intact:
             self._warn("the model's inputs were modified in place before grower.step(): no growth at such steps")
             return []

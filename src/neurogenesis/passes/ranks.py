@@ -7,8 +7,9 @@ exchanged, so that every process makes the decisions of a single one that trains
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -32,54 +33,65 @@ class Ranks:
     """A process group, or a single process if there is none. Methods must be called in all processes."""
 
     group: Any = None
+    _described: dict[bytes, list[Any]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def count(self) -> int:
         return 1 if self.group is None else dist.get_world_size(self.group)
 
+    @property
+    def _device(self) -> torch.device:
+        """Where tensors must be to be sent."""
+        return torch.device("cuda" if "nccl" in dist.get_backend(self.group) else "cpu")
+
     def sums(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over processes."""
-        if self.group is None:
+        if self.group is None or not tensors:
             return list(tensors)
         dtype = reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
-        flat = torch.cat([tensor.detach().to(dtype).flatten() for tensor in tensors])
+        flat = torch.cat([tensor.detach().to(self._device, dtype).flatten() for tensor in tensors])
         dist.all_reduce(flat, group=self.group)
         parts = flat.split([tensor.numel() for tensor in tensors])  # type: ignore[no-untyped-call]
-        return [part.reshape(tensor.shape).to(tensor.dtype) for part, tensor in zip(parts, tensors, strict=True)]
+        return [part.reshape(tensor.shape).to(tensor) for part, tensor in zip(parts, tensors, strict=True)]
 
     def mean(self, tensor: Tensor) -> Tensor:
         """Mean over processes, as of gradients: each has the loss of its own part of the batch."""
         return tensor if self.group is None else self.sums([tensor])[0] / self.count
 
-    def total(self, numbers: Sequence[int], device: torch.device) -> list[int]:
-        """Sum of each number over processes."""
-        return self._reduced(numbers, device, dist.ReduceOp.SUM)
-
-    def least(self, numbers: Sequence[int], device: torch.device) -> list[int]:
+    def least(self, numbers: Sequence[int]) -> list[int]:
         """Minimum of each number over processes."""
-        return self._reduced(numbers, device, dist.ReduceOp.MIN)
-
-    def _reduced(self, numbers: Sequence[int], device: torch.device, operation: Any) -> list[int]:
         if self.group is None or not numbers:
             return list(numbers)
-        tensor = torch.tensor(numbers, device=device)
-        dist.all_reduce(tensor, operation, group=self.group)
+        tensor = torch.tensor(numbers, device=self._device)
+        dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self.group)
         return [int(number) for number in tensor]
 
     def of_first(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """The tensors of the first process."""
         found = list(tensors)
         if self.group is not None:
-            found = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in found]
-            for tensor in found:
-                dist.broadcast(tensor, dist.get_global_rank(self.group, 0), group=self.group)
+            first = dist.get_global_rank(self.group, 0)
+            for number, tensor in enumerate(found):
+                sent = tensor.detach().to(self._device).clone(memory_format=torch.contiguous_format)
+                dist.broadcast(sent, first, group=self.group)
+                found[number] = sent.to(tensor.device)
         return found
 
     def gathered(self, rows: Tensor) -> list[Tensor]:
         """The rows of each process, which may differ in number."""
         if self.group is None:
             return [rows]
-        return [parts[0] for parts in self._exchanged([rows])]
+        lengths = [int(length) for length in self._received(torch.tensor([len(rows)]))]
+        missing = max(lengths) - len(rows)
+        padded = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+        return [theirs[:length] for theirs, length in zip(self._received(padded), lengths, strict=True)]
+
+    def _received(self, own: Tensor) -> list[Tensor]:
+        """The tensors of all processes, which have the same shape."""
+        sent = own.detach().to(self._device).contiguous()
+        found = [torch.empty_like(sent) for _ in range(self.count)]
+        dist.all_gather(found, sent, group=self.group)
+        return [tensor.to(own.device) for tensor in found]
 
     def objects(self, own: Any) -> list[Any]:
         """A picklable object of each process."""
@@ -111,35 +123,58 @@ class Ranks:
             return _Place(len(tensors) - 1)
 
         parts = [tree_map_only(Tensor, taken_out, (call.args, call.kwargs, call.autocast)) for call in own]
-        described, received = self.objects(parts), self._exchanged(tensors)
+        kinds = [_Kind(tuple(tensor.shape), tensor.dtype, tensor.device.type) for tensor in tensors]
+        described = self._descriptions((parts, kinds))
+        received = self._exchanged(tensors, [kinds for _, kinds in described])
         return [
             [Call.from_parts(*tree_map_only(_Place, lambda place: theirs[place.number], each)) for each in calls]  # noqa: B023
-            for calls, theirs in zip(described, received, strict=True)
+            for (calls, _), theirs in zip(described, received, strict=True)
         ]
 
-    def _exchanged(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Tensors of any number, shapes and types of each process, by one exchange of descriptions and one of bytes."""
-        device = own[0].device if own else torch.device("cpu")
-        descriptions = self.objects([(tuple(tensor.shape), tensor.dtype) for tensor in own])
-        sizes = [[math.prod(shape) * dtype.itemsize for shape, dtype in each] for each in descriptions]
-        length = max(map(sum, sizes))
-        if length == 0:
-            return [[torch.empty(shape, dtype=dtype) for shape, dtype in each] for each in descriptions]
-        sent = torch.zeros(length, dtype=torch.uint8, device=device)
-        offset = 0
-        for tensor in own:
-            flat = tensor.detach().contiguous().flatten().view(torch.uint8)
-            sent[offset : offset + len(flat)] = flat
-            offset += len(flat)
-        received = [torch.empty_like(sent) for _ in descriptions]
-        dist.all_gather(received, sent, group=self.group)
+    def _descriptions(self, own: Any) -> list[Any]:
+        """An object of each process; it is sent only if one has changed, as most calls are alike."""
+        key = pickle.dumps(own)
+        (unchanged,) = self.least([key in self._described])
+        if not unchanged:
+            self._described.clear()
+            self._described[key] = self.objects(own)
+        return self._described[key]
+
+    def _exchanged(self, own: Sequence[Tensor], kinds: Sequence[Sequence[_Kind]]) -> list[list[Tensor]]:
+        """Tensors of any number, shapes and types of each process, by one exchange of bytes."""
+        sizes = [[kind.size for kind in each] for each in kinds]
+        sent = torch.zeros(max(map(sum, sizes)), dtype=torch.uint8)
+        if len(sent):
+            offset = 0
+            for tensor in own:
+                flat = tensor.detach().contiguous().flatten().view(torch.uint8)
+                sent[offset : offset + len(flat)] = flat
+                offset += len(flat)
+            received = self._received(sent)
+        else:
+            received = [sent] * self.count
         result = []
-        for flat, each, own_sizes in zip(received, descriptions, sizes, strict=True):
-            parts = flat[: sum(own_sizes)].split(own_sizes)  # type: ignore[no-untyped-call]
-            result.append(
-                [part.clone().view(dtype).reshape(shape) for part, (shape, dtype) in zip(parts, each, strict=True)]
-            )
+        for flat, each, theirs in zip(received, kinds, sizes, strict=True):
+            parts = flat[: sum(theirs)].split(theirs)  # type: ignore[no-untyped-call]
+            result.append([kind.tensor(part) for kind, part in zip(each, parts, strict=True)])
         return result
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Shape, type and kind of device of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def tensor(self, content: Tensor) -> Tensor:
+        return content.clone().view(self.dtype).reshape(self.shape).to(self.device)
 
 
 def _short(text: str, length: int = 200) -> str:
