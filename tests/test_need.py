@@ -14,8 +14,16 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
-from neurogenesis.candidates.windows import RIDGE, Pass, Record, Window, block_length, fan_out_gradient, sampled_rows
-from neurogenesis.passes.ranks import ALONE
+from neurogenesis.candidates.windows import (
+    RIDGE,
+    Pass,
+    Record,
+    Window,
+    after_step,
+    block_length,
+    fan_out_gradient,
+    sampled_rows,
+)  # fmt: skip
 from neurogenesis.surgery.plan import plan_neurons
 from tests.cases import CASES, Case
 from tests.growing import loss_of, mlp, small_vgg
@@ -162,7 +170,7 @@ def new_window(consumer: Any) -> Window:
 def after(consumer: nn.Module, steps: list[list[Pass]]) -> Window:
     window = new_window(consumer)
     for passes in steps:
-        window = window.after([consumer], [passes])
+        window = after_step([window], [[consumer]], [[passes]])[0]
     return window
 
 
@@ -240,15 +248,9 @@ def test_without_signal_the_ratio_is_zero_on_average_and_hardly_ever_significant
 def test_blocks_of_steps_hold_all_gradients_and_no_more_than_needed() -> None:
     consumer = nn.Linear(4, 6)
     steps = random_passes(consumer, 80, signal=0.5)
-    window = new_window(consumer)
-    recorded = [window.steps_of([consumer], [passes]) for passes in steps]
-    (step,) = recorded[0]
-    assert step is not None
-    first = window = replace(window, records=(window.records[0].fitted(step, ALONE),))
     with torch.no_grad():
-        for each in recorded:
-            window = window.with_step(each)
-        total = sum(first.with_step(each).records[0].blocks[0] for each in recorded)
+        window = after(consumer, steps)
+        total = sum(after(consumer, [passes]).records[0].blocks[0] for passes in steps)
     blocks = window.records[0].blocks
     assert len(blocks) == 20 and block_length(80) == 4
     torch.testing.assert_close(torch.stack(blocks).sum(0), total)
@@ -262,7 +264,7 @@ def test_of_several_consumers_the_mean_counts() -> None:
     window = Window(single[0].fan_ins, (*single[0].records, *single[1].records), (*single[0].shapes, *single[1].shapes))
     with torch.no_grad():
         for passes in zip(*steps, strict=True):
-            window = window.after(consumers, passes)
+            window = after_step([window], [consumers], [passes])[0]
     ratio, error, present = window.statistics()
     alone = [after(consumer, own).statistics() for consumer, own in zip(consumers, steps, strict=True)]
     assert (ratio, present) == pytest.approx(tuple(sum(each[i] for each in alone) / 2 for i in (0, 2)))
@@ -279,7 +281,7 @@ def test_a_consumer_that_does_not_run_at_a_step_has_no_gradient(missing: tuple[i
     with torch.no_grad():
         for number, passes in enumerate(steps):
             own = [passes, [] if number in missing else passes]
-            window = window.after(consumers, own)
+            window = after_step([window], [consumers], [own])[0]
     first, second = (torch.stack(record.blocks) for record in window.records)
     first[list(missing)] = 0
     assert torch.equal(first, second)

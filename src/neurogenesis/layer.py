@@ -39,12 +39,14 @@ class StepContext:
         seed: seed of the layer's random numbers at this step.
         find_fan_ins: computes the distribution of random fan-ins, by parameter.
         loss_with: maps the values of one new neuron to the loss with it; None if the loss cannot be evaluated again.
+        prepared: what the trigger has computed for all layers at once, before it is asked about each.
     """
 
     step: int = 0
     seed: int = 0
     find_fan_ins: Callable[[], Mapping[str, FanIn]] = dict
     loss_with: LossWith | None = None
+    prepared: Any = None
 
     @cached_property
     def fan_ins(self) -> Mapping[str, FanIn]:
@@ -342,8 +344,7 @@ class Layer:
                 module = self.model.get_submodule(self.all_seen[number].route.consumer.module)
                 if each is not None and rows_match(module, pair.H, each):
                     passes[number].append(Pass(pair.H, each, pair.D))
-        in_all = self.ranks.least([len(own) for own in passes])
-        return [own if number else [] for own, number in zip(passes, in_all, strict=True)]
+        return passes
 
     @property
     def _trials(self) -> Trials:

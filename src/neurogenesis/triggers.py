@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 import torch
 
 from . import metrics
-from .candidates.windows import Record, Window
+from .candidates.windows import Record, Window, after_step
 from .defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
@@ -72,6 +72,9 @@ class Trigger:
 
     def start(self, layer: Layer) -> None:
         """Store what is needed of the initial state in ``layer.memory``; called once per layer, before training."""
+
+    def prepare(self, layers: Sequence[Layer]) -> None:
+        """Do for all layers at once what takes longer one by one; called before the trigger is asked about each."""
 
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
         """Adapt ``layer.memory`` to new shapes; called for each layer after any of them have grown."""
@@ -341,18 +344,14 @@ class Need(Trigger):
         latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
         if not any(seen.pairs for seen in layer.all_seen):
             return Decision(0, *latest)  # no backward pass has reached the layer
-        window = self._window(layer)
-        before = window.steps
-        consumers = [layer.model.get_submodule(seen.route.consumer.module) for seen in layer.all_seen]
-        passes = layer.passes_with(window.fan_ins)
-        if not any(passes):
-            return Decision(0, *latest)
-        window = window.after(consumers, passes, layer.ranks)
+        ((before, window),) = [layer.now.prepared] if layer.now.prepared else self._after_step([layer])
+        if window is before:
+            return Decision(0, *latest)  # no pass can be used
         for record in window.records:
             check_finite(record.rows[-1:], f"activations of {layer.name}")
             check_finite(record.blocks[-1:], f"activations or gradients of {layer.name}")
         layer.memory["window"] = window.state()
-        if window.steps == before or window.steps not in self._checks:
+        if window.steps == before.steps or window.steps not in self._checks:
             return Decision(0, *latest, wait=1)
         metric, error, present = window.statistics()
         noise = max(self.ratio, 3 * error)
@@ -367,6 +366,22 @@ class Need(Trigger):
             layer.memory.pop("window", None)
             return Decision(0, metric, threshold, _PAUSE)  # the present neurons come first: ask again later
         return Decision(0, metric, threshold, 1 if window.steps < self.window else math.inf)
+
+    def prepare(self, layers: Sequence[Layer]) -> None:
+        """Several processes exchange the sums of all layers at once; a single one saves memory without this."""
+        asked = [layer for layer in layers if layer.ranks.count > 1 and any(seen.pairs for seen in layer.all_seen)]
+        for layer, windows in zip(asked, self._after_step(asked), strict=True):
+            layer.now = replace(layer.now, prepared=windows)
+
+    def _after_step(self, layers: Sequence[Layer]) -> list[tuple[Window, Window]]:
+        """The window of each layer before and after this step."""
+        if not layers:
+            return []
+        before = [self._window(layer) for layer in layers]
+        paths = [[seen.route.consumer.module for seen in layer.all_seen] for layer in layers]
+        consumers = [[layers[0].model.get_submodule(path) for path in own] for own in paths]
+        passes = [layer.passes_with(window.fan_ins) for layer, window in zip(layers, before, strict=True)]
+        return list(zip(before, after_step(before, consumers, passes, layers[0].ranks), strict=True))
 
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
         if "window" not in layer.memory:

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..passes.ranks import ALONE, Ranks
+from ..passes.ranks import ALONE, Ranks, Sums, summed
 from ..passes.seen import Shapes
 from ..structure.axes import Axis
 from ..structure.edits import Edit
@@ -65,57 +65,6 @@ class Pass(NamedTuple):
     H: Tensor
     h: Tensor
     D: Tensor
-
-
-@dataclass(frozen=True)
-class Step:
-    """The passes of a step at one consumer, with sums over those of all processes.
-
-    Args:
-        consumer: the consumer.
-        passes: the passes of this process.
-        both: for each of them, the inputs that come from candidates and the present ones that these are compared with.
-        counts: number of rows of the consumer's input, and of entries of D.
-        squares: sum of the squares of D.
-        sums: sums of `both` over rows.
-    """
-
-    consumer: nn.Module
-    passes: Sequence[Pass]
-    both: Sequence[Tensor]
-    counts: Tensor
-    squares: Tensor
-    sums: Tensor
-
-    @staticmethod
-    def of(consumer: nn.Module, passes: Sequence[Pass], present: Tensor) -> Step:
-        """A step in this process alone."""
-        channel, columns = _channel(consumer), present.to(passes[0].H.device)
-        both = [torch.cat([each.h, each.H.index_select(channel, columns)], channel) for each in passes]
-        norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
-        rows = sum(each.H.numel() for each in passes) // passes[0].H.shape[channel]
-        counts = torch.tensor([rows, sum(each.D.numel() for each in passes)], dtype=torch.float64)
-        squares, sums = _sum_of([norm.square() for norm in norms]), _sums(consumer, both)
-        return Step(consumer, passes, both, counts.to(columns.device), squares, sums)
-
-    @property
-    def rows(self) -> int:
-        return int(self.counts[0])
-
-    @property
-    def entries(self) -> int:
-        return int(self.counts[1])
-
-    @property
-    def means(self) -> Tensor:
-        """Mean of each of `both`."""
-        return self.sums / self.rows
-
-    @property
-    def scale(self) -> float:
-        """Root mean square norm of a row of D, by which gradients are divided; 1 if it is 0."""
-        rows = self.entries / self.passes[0].D.shape[_channel(self.consumer)]  # new outputs have no gradient at first
-        return float(self.squares.sqrt()) / rows**0.5 or 1.0
 
 
 @dataclass(frozen=True)
@@ -143,46 +92,63 @@ class Record:
     variance: Tensor | None = None
     steps: int = 0
 
-    def fitted(self, step: Step, ranks: Ranks) -> Record:
+    def after(self, consumer: nn.Module, passes: Sequence[Pass], before: int, ranks: Ranks) -> Sums[Record]:
+        """The record after a step of the window, `before` steps after it began: with a new fit, if there are enough
+        rows for one, and then with the gradients of the step.
+
+        All sums are those over processes.
+        """
+        channel, device = _channel(consumer), passes[0].H.device
+        inputs, candidates = passes[0].H.shape[channel], passes[0].h.shape[channel]
+        both = [torch.cat([each.h, each.H.index_select(channel, self.present.to(device))], channel) for each in passes]
+        norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
+        counts = [sum(getattr(each, name).numel() for each in passes) for name in ("H", "D")]
+        local = torch.tensor(counts, dtype=torch.float64, device=device), _sum_of([n.square() for n in norms])
+        totals, squares, sums = yield [*local, _sums(consumer, both)]
+        rows, entries = int(totals[0]) // inputs, int(totals[1])
+        fitted = yield from self._fitted(consumer, passes, rows, ranks)
+        if fitted.coefficients is None:
+            return fitted
+        # By the number of rows, not of entries: new outputs have no gradient at first.
+        scale = float(squares.sqrt()) / (entries / passes[0].D.shape[channel]) ** 0.5 or 1.0
+        gradients, energies, variances = [], [], []
+        for each, own in zip(passes, both, strict=True):
+            centred = _minus(consumer, own, sums / rows)
+            variance = _mean_squares(consumer, centred)
+            r = unexplained(consumer, each.H, each.h, fitted.coefficients)
+            present = centred.narrow(channel, candidates, len(self.present))
+            x = torch.cat([r, present.to(r.dtype)], channel)
+            part = each.D.numel() / entries
+            gradients.append(fan_out_gradient(consumer, x, each.D.to(r.dtype)) / scale)
+            energies.append(torch.cat([_mean_squares(consumer, r), variance[candidates:]]) * part)
+            variances.append(variance[:candidates] * part)
+        gradient, energy, variance = yield [_sum_of(each) for each in (gradients, energies, variances)]
+        return fitted._with_step(gradient, energy, variance, before)
+
+    def _fitted(self, consumer: nn.Module, passes: Sequence[Pass], rows: int, ranks: Ranks) -> Sums[Record]:
         """Fit the candidates to the consumer's inputs of this step, or of the latest steps if there are few rows.
 
         A fit of earlier steps would not do: training changes the inputs, and what it leaves of a candidate would then
         have parts of the present neurons, with their gradients.
         """
-        inputs = step.passes[0].H.shape[_channel(step.consumer)]
+        inputs = passes[0].H.shape[_channel(consumer)]
         enough = ROWS_PER_INPUT * inputs
         most = max(enough, MAX_ROWS)
-        per_row = step.rows * inputs
-        own = [sampled_rows(step.consumer, each, -(-most * each.H.numel() // per_row)) for each in step.passes]
+        own = [sampled_rows(consumer, each, -(-most * each.H.numel() // (rows * inputs))) for each in passes]
         new = own[0] if len(own) == 1 else torch.cat(own)
-        if step.rows >= enough:
-            return replace(self, rows=(), new_rows=0, coefficients=fit(new, inputs, ranks))
-        rows = (*self.rows, *ranks.gathered(new))
-        while sum(map(len, rows[1:])) >= most:
-            rows = rows[1:]
-        count, new_rows = sum(map(len, rows)), self.new_rows + step.rows
+        if rows >= enough:
+            coefficients = yield from fit(new, inputs, alone=ranks is ALONE)
+            return replace(self, rows=(), new_rows=0, coefficients=coefficients)
+        kept = (*self.rows, *ranks.gathered(new))
+        while sum(map(len, kept[1:])) >= most:
+            kept = kept[1:]
+        count, new_rows = sum(map(len, kept)), self.new_rows + rows
         if count < enough or (self.coefficients is not None and NEW_ROWS * new_rows < count):
-            return replace(self, rows=rows, new_rows=new_rows)
-        return replace(self, rows=rows, new_rows=0, coefficients=fit(torch.cat(rows), inputs))
+            return replace(self, rows=kept, new_rows=new_rows)
+        coefficients = yield from fit(torch.cat(kept), inputs)
+        return replace(self, rows=kept, new_rows=0, coefficients=coefficients)
 
-    def with_step(self, step: Step, before: int, ranks: Ranks) -> Record:
-        """Add the gradients of a step of the window, `before` steps after it began."""
-        assert self.coefficients is not None
-        consumer, channel = step.consumer, _channel(step.consumer)
-        means, scale, entries = step.means, step.scale, step.entries
-        gradients, energies, variances = [], [], []
-        for each, both in zip(step.passes, step.both, strict=True):
-            candidates = each.h.shape[channel]
-            centred = _minus(consumer, both, means)
-            variance = _mean_squares(consumer, centred)
-            r = unexplained(consumer, each.H, each.h, self.coefficients)
-            present = centred.narrow(channel, candidates, centred.shape[channel] - candidates)
-            inputs = torch.cat([r, present.to(r.dtype)], channel)
-            part = each.D.numel() / entries
-            gradients.append(fan_out_gradient(consumer, inputs, each.D.to(r.dtype)) / scale)
-            energies.append(torch.cat([_mean_squares(consumer, r), variance[candidates:]]) * part)
-            variances.append(variance[:candidates] * part)
-        gradient, energy, variance = ranks.sums([_sum_of(each) for each in (gradients, energies, variances)])
+    def _with_step(self, gradient: Tensor, energy: Tensor, variance: Tensor, before: int) -> Record:
         if self.energy is not None and self.variance is not None:
             energy, variance = self.energy + energy, self.variance + variance
         blocks = self.blocks
@@ -265,44 +231,20 @@ class Window:
             shapes.append((_shape_after(producer, producers[0], edits), _shape_after(consumer, axis, edits)))
         return replace(self, fan_ins=tuple(fan_ins), records=tuple(records), shapes=tuple(shapes))
 
-    def after(self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]], ranks: Ranks = ALONE) -> Window:
-        """Fit the candidates to the inputs of each consumer that has passes, and add the gradients of the step.
+    def with_records(self, records: Sequence[Record | None]) -> Window:
+        """The window after a step, with the records of the consumers that have run.
 
-        Nothing is added if all fits have too few rows yet.
+        If none has gradients of the step, because fits have too few rows yet, the step does not count.
         """
-        steps = self.steps_of(consumers, passes, ranks)
-        records = [
-            record if step is None else record.fitted(step, ranks)
-            for record, step in zip(self.records, steps, strict=True)
-        ]
-        return replace(self, records=tuple(records)).with_step(steps, ranks)
-
-    def steps_of(
-        self, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]], ranks: Ranks = ALONE
-    ) -> list[Step | None]:
-        """The passes of a step at each consumer, or None if it has none."""
-        of_each = zip(self.records, consumers, passes, strict=True)
-        steps = [Step.of(consumer, own, record.present) if own else None for record, consumer, own in of_each]
-        if ranks is ALONE:
-            return steps
-        sums = iter(ranks.sums([part for step in steps if step for part in (step.counts, step.squares, step.sums)]))
-        return [
-            None if step is None else replace(step, counts=next(sums), squares=next(sums), sums=next(sums))
-            for step in steps
-        ]
-
-    def with_step(self, steps: Sequence[Step | None], ranks: Ranks = ALONE) -> Window:
-        """Add the gradients of a step, unless all fits have too few rows yet."""
-        ready = [
-            step if record.coefficients is not None else None for record, step in zip(self.records, steps, strict=True)
-        ]
-        if not any(ready):
+        if not any(records):
             return self
-        records = [
-            record.without_gradient(self.steps) if step is None else record.with_step(step, self.steps, ranks)
-            for record, step in zip(self.records, ready, strict=True)
-        ]
-        return replace(self, records=tuple(records), steps=self.steps + 1)
+        counted = [new is not None and new.steps > old.steps for old, new in zip(self.records, records, strict=True)]
+        latest = [old if new is None else new for old, new in zip(self.records, records, strict=True)]
+        if any(counted):
+            latest = [
+                each if has else each.without_gradient(self.steps) for each, has in zip(latest, counted, strict=True)
+            ]
+        return replace(self, records=tuple(latest), steps=self.steps + any(counted))
 
     def statistics(self) -> tuple[float, float, float]:
         """The ratio R of candidates, its standard error, and the ratio of the present inputs."""
@@ -322,6 +264,38 @@ class Window:
         spread = (centring @ gram @ centring)[_between(gram)].var(correction=0) * (K / (K - 2)) ** 2
         error = (2 * spread / (K * (K - 1))).sqrt()
         return float(signal / noise) / length, float(error / noise) / length
+
+
+def after_step(
+    windows: Sequence[Window],
+    consumers: Sequence[Sequence[nn.Module]],
+    passes: Sequence[Sequence[Sequence[Pass]]],
+    ranks: Ranks = ALONE,
+) -> list[Window]:
+    """Windows after a step, with new fits and the gradients of the step.
+
+    Several processes communicate a few times, however many windows there are.
+
+    Args:
+        windows: the windows.
+        consumers: the consumers of each window.
+        passes: the passes of this process, for each window and consumer.
+        ranks: the processes.
+    """
+    run_in_all = iter(ranks.least([bool(own) for of_window in passes for own in of_window]))
+    updates = {
+        (number, place): record.after(consumer, own, window.steps, ranks)
+        for number, window in enumerate(windows)
+        for place, (record, consumer, own) in enumerate(
+            zip(window.records, consumers[number], passes[number], strict=True)
+        )
+        if next(run_in_all)
+    }
+    found = dict(zip(updates, summed(list(updates.values()), ranks), strict=True))
+    return [
+        window.with_records([found.get((number, place)) for place in range(len(window.records))])
+        for number, window in enumerate(windows)
+    ]
 
 
 def _padded(entries: Tensor, axis: Axis, plans: Sequence[Plan]) -> Tensor:
@@ -369,7 +343,7 @@ def rows_match(consumer: nn.Module, H: Tensor, h: Tensor) -> bool:
     return H.ndim == h.ndim and H.select(_channel(consumer), 0).shape == h.select(_channel(consumer), 0).shape
 
 
-def fit(rows: Tensor, inputs: int, ranks: Ranks = ALONE) -> Tensor:
+def fit(rows: Tensor, inputs: int, alone: bool = True) -> Sums[Tensor]:
     """Least-squares fit, with a small ridge, of the columns after the first `inputs` by a constant and these.
 
     Returns the coefficients, (1 + inputs) x targets.
@@ -377,15 +351,15 @@ def fit(rows: Tensor, inputs: int, ranks: Ranks = ALONE) -> Tensor:
     Args:
         rows: the rows of this process.
         inputs: number of columns to fit by.
-        ranks: the processes whose rows are fitted together.
+        alone: whether to fit these rows only, not those of all processes.
     """
     means = rows.mean(0)
     centred = rows - means
     products = (centred.T @ centred[:, :inputs]).double()
-    if ranks is not ALONE:  # add up products that are not centred; in double precision, nothing is lost by that
+    if not alone:  # products that are not centred can be added up; in double precision, nothing is lost by that
         count, sums = torch.tensor(len(rows), device=rows.device), rows.sum(0, dtype=torch.float64)
         products += torch.outer(sums, sums[:inputs]) / count
-        count, sums, products = ranks.sums([count, sums, products])
+        count, sums, products = yield [count, sums, products]
         products -= torch.outer(sums, sums[:inputs]) / count
         means = (sums / count).to(rows.dtype)
     gram, mixed = products[:inputs].T, products[inputs:].T  # in the order of Fortran, which saves copies

@@ -384,8 +384,6 @@ class Grower:
             self.buffer.exchange()
         asked = [layer for layer in due if not layer.full]
         self.buffer.request(layer.name for layer in asked)
-        decided: list[tuple[Layer, Decision]] = []
-        growing: list[tuple[Layer, Decision, int]] = []
         for layer in asked:
             if closure is None and self.strategy.initialization.needs_loss(layer):
                 raise TypeError(
@@ -393,11 +391,16 @@ class Grower:
                     "that runs the model and returns the loss"
                 )
             layer.now = StepContext(self.steps, self._seed_at(layer), partial(self._fan_ins, layer))
-            try:
-                decision = self.strategy.trigger(layer)
-            except NotFinite as error:
-                self._skip_look(error, layer)
-                return []
+        decided: list[tuple[Layer, Decision]] = []
+        growing: list[tuple[Layer, Decision, int]] = []
+        trigger = self.strategy.trigger
+        try:
+            trigger.prepare(asked)
+            decisions = [(layer, trigger(layer)) for layer in asked]
+        except NotFinite as error:
+            self._skip_look(error)
+            return []
+        for layer, decision in decisions:
             decision = decision if isinstance(decision, Decision) else Decision(_as_count(decision, layer))
             self.history.observe(
                 Observation(self.steps, layer.name, layer.size, decision.metric, decision.threshold, decision.count)
@@ -412,7 +415,6 @@ class Grower:
         self._warn_about_samples(asked)
         events = self._grow(growing, closure) if growing else []
         grown = {event.width for event in events}
-        trigger = self.strategy.trigger
         for layer, decision in decided:
             waits = decision.metric is None and "activations" in trigger.needs  # for more samples
             patient = trigger.patient and not waits
@@ -451,8 +453,8 @@ class Grower:
                 stacklevel=5,
             )
 
-    def _skip_look(self, error: NotFinite, layer: Layer) -> None:
-        self._warn(f"{error} are not finite: no growth at such steps", key=layer.name)
+    def _skip_look(self, error: NotFinite) -> None:
+        self._warn(f"{error} are not finite: no growth at such steps")
         self.buffer.clear()  # one of the inputs may be the cause
 
     def _grow(self, due: Sequence[tuple[Layer, Decision, int]], closure: Callable[[], Any] | None) -> list[Event]:
@@ -474,7 +476,7 @@ class Grower:
                 try:
                     neurons = self.strategy.initialization(layer, count, self.generator)
                 except NotFinite as error:
-                    self._skip_look(error, layer)
+                    self._skip_look(error)
                     return []
                 if neurons.why_fewer is not None:
                     self._warn(f"{layer.name}: {neurons.why_fewer}", key=f"{layer.name} fewer")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -182,3 +182,32 @@ def _short(text: str, length: int = 200) -> str:
 
 
 ALONE = Ranks()
+
+Result = TypeVar("Result")
+Sums = Generator[list[Tensor], list[Tensor], Result]
+"""A computation that yields tensors to be added up over processes, gets the sums, and so on; see `summed`."""
+
+
+def summed(computations: Sequence[Sums[Result]], ranks: Ranks) -> list[Result]:
+    """Results of computations that need sums over processes: one exchange serves all of them at a time.
+
+    Example:
+        >>> def twice(x):
+        ...     (total,) = yield [x]
+        ...     (total,) = yield [total + 1]
+        ...     return int(total)
+        >>> summed([twice(torch.tensor(1)), twice(torch.tensor(5))], ALONE)
+        [2, 6]
+    """
+    results: dict[int, Result] = {}
+    sums: dict[int, Any] = dict.fromkeys(range(len(computations)))  # a generator is started with None
+    while sums:
+        wanted = {}
+        for number, own in sums.items():
+            try:
+                wanted[number] = computations[number].send(own)
+            except StopIteration as end:
+                results[number] = end.value
+        totals = iter(ranks.sums([tensor for tensors in wanted.values() for tensor in tensors]))
+        sums = {number: [next(totals) for _ in tensors] for number, tensors in wanted.items()}
+    return [results[number] for number in range(len(computations))]
