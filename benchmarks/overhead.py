@@ -71,6 +71,9 @@ class _Never(ng.triggers.Trigger):
     def start(self, layer: ng.Layer) -> None:
         self.trigger.start(layer)
 
+    def prepare(self, layers: Sequence[ng.Layer]) -> None:
+        self.trigger.prepare(layers)
+
     def __call__(self, layer: ng.Layer) -> ng.Decision:
         decision: Any = self.trigger(layer)
         self.asked += 1

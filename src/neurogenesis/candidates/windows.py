@@ -104,9 +104,11 @@ class Record:
         norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
         counts = [sum(getattr(each, name).numel() for each in passes) for name in ("H", "D")]
         local = torch.tensor(counts, dtype=torch.float64, device=device), _sum_of([n.square() for n in norms])
-        totals, squares, sums = yield [*local, _sums(consumer, both)]
+        present_sums = [] if ranks is ALONE else [_sums(consumer, [each.H for each in passes])]
+        totals, squares, sums, *present_sums = yield [*local, _sums(consumer, both), *present_sums]
         rows, entries = int(totals[0]) // inputs, int(totals[1])
-        fitted = yield from self._fitted(consumer, passes, rows, ranks)
+        means = torch.cat([*present_sums, sums[:candidates]]) / rows if present_sums else None
+        fitted = yield from self._fitted(consumer, passes, rows, means, ranks)
         if fitted.coefficients is None:
             return fitted
         # By the number of rows, not of entries: new outputs have no gradient at first.
@@ -125,11 +127,20 @@ class Record:
         gradient, energy, variance = yield [_sum_of(each) for each in (gradients, energies, variances)]
         return fitted._with_step(gradient, energy, variance, before)
 
-    def _fitted(self, consumer: nn.Module, passes: Sequence[Pass], rows: int, ranks: Ranks) -> Sums[Record]:
+    def _fitted(
+        self, consumer: nn.Module, passes: Sequence[Pass], rows: int, means: Tensor | None, ranks: Ranks
+    ) -> Sums[Record]:
         """Fit the candidates to the consumer's inputs of this step, or of the latest steps if there are few rows.
 
         A fit of earlier steps would not do: training changes the inputs, and what it leaves of a candidate would then
         have parts of the present neurons, with their gradients.
+
+        Args:
+            consumer: the consumer.
+            passes: the passes of this process.
+            rows: number of rows of all processes.
+            means: means of [H, h] over all processes, if there are several.
+            ranks: the processes.
         """
         inputs = passes[0].H.shape[_channel(consumer)]
         enough = ROWS_PER_INPUT * inputs
@@ -137,7 +148,7 @@ class Record:
         own = [sampled_rows(consumer, each, -(-most * each.H.numel() // (rows * inputs))) for each in passes]
         new = own[0] if len(own) == 1 else torch.cat(own)
         if rows >= enough:
-            coefficients = yield from fit(new, inputs, alone=ranks is ALONE)
+            coefficients = yield from fit(new, inputs, means)
             return replace(self, rows=(), new_rows=0, coefficients=coefficients)
         kept = (*self.rows, *ranks.gathered(new))
         while sum(map(len, kept[1:])) >= most:
@@ -343,7 +354,7 @@ def rows_match(consumer: nn.Module, H: Tensor, h: Tensor) -> bool:
     return H.ndim == h.ndim and H.select(_channel(consumer), 0).shape == h.select(_channel(consumer), 0).shape
 
 
-def fit(rows: Tensor, inputs: int, alone: bool = True) -> Sums[Tensor]:
+def fit(rows: Tensor, inputs: int, means: Tensor | None = None) -> Sums[Tensor]:
     """Least-squares fit, with a small ridge, of the columns after the first `inputs` by a constant and these.
 
     Returns the coefficients, (1 + inputs) x targets.
@@ -351,22 +362,22 @@ def fit(rows: Tensor, inputs: int, alone: bool = True) -> Sums[Tensor]:
     Args:
         rows: the rows of this process.
         inputs: number of columns to fit by.
-        alone: whether to fit these rows only, not those of all processes.
+        means: if the rows of all processes are to be fitted, about their means: the same in all processes.
     """
-    means = rows.mean(0)
-    centred = rows - means
-    products = (centred.T @ centred[:, :inputs]).double()
-    if not alone:  # products that are not centred can be added up; in double precision, nothing is lost by that
-        count, sums = torch.tensor(len(rows), device=rows.device), rows.sum(0, dtype=torch.float64)
-        products += torch.outer(sums, sums[:inputs]) / count
-        count, sums, products = yield [count, sums, products]
-        products -= torch.outer(sums, sums[:inputs]) / count
-        means = (sums / count).to(rows.dtype)
+    centre = rows.mean(0) if means is None else means.to(rows.dtype)
+    centred = rows - centre
+    products = centred.T @ centred[:, :inputs]
+    if means is None:
+        products = products.double()
+    else:
+        count, sums, products = yield [centred.new_tensor(len(rows)), centred.sum(0), products]
+        products = products.double() - torch.outer(sums, sums[:inputs]) / count
+        centre = centre + sums / count
     gram, mixed = products[:inputs].T, products[inputs:].T  # in the order of Fortran, which saves copies
     gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(torch.float32).tiny)
     # Cholesky's method needs half the operations, but takes several times as long on two threads as on one.
     slopes = torch.linalg.solve_ex(gram, mixed).result.to(rows.dtype)
-    return torch.cat([(means[inputs:] - means[:inputs] @ slopes)[None], slopes])
+    return torch.cat([(centre[inputs:] - centre[:inputs] @ slopes)[None], slopes])
 
 
 def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor) -> Tensor:
