@@ -17,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import neurogenesis as ng
+import tests.torchvision_shim  # noqa: F401  before anything imports torchvision
 from tests.growing import mlp
 
 STRATEGIES = ["need", "north-select", "north-random", "north-weight", "gradmax", "firefly", "nest"]
@@ -90,6 +91,41 @@ def run(strategy: str, kind: str = "dense", steps: int = 24, **options: Any) -> 
     grower = ng.Grower(model, optimizer, strategy, buffer=128, max_width=16, seed=3)
     train(model, optimizer, grower, range(steps))
     return result_of(model, grower)
+
+
+def compiled() -> dict[str, Any]:
+    """Runs of a compiled model: compiled inside its wrapper, in place, and together with it."""
+    results = {}
+    for how in ("inside", "in place", "together"):
+        model = MODELS["dense"]()
+        if how == "in place":
+            model.compile(backend="eager")
+        outer = wrapped(torch.compile(model, backend="eager") if how == "inside" else model)  # type: ignore[arg-type]
+        called = torch.compile(outer, backend="eager") if how == "together" else outer
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        grower = ng.Grower(called, optimizer, "north-random", buffer=128, max_width=16, seed=3)  # type: ignore[arg-type]
+        train(called, optimizer, grower, range(24))  # type: ignore[arg-type]
+        results[how] = result_of(model, grower)
+    return results
+
+
+def trainer(directory: Path) -> dict[str, Any]:
+    """A run of the Trainer of Transformers, which wraps the model itself."""
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+    from neurogenesis.integrations.huggingface import GrowerCallback
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    model = BertForSequenceClassification(BertConfig(vocab_size=20, **sizes))  # type: ignore[arg-type]
+    tokens = torch.randint(20, (64, 8), generator=torch.Generator().manual_seed(0))
+    data = [{"input_ids": each, "labels": int(each[0] > each[1])} for each in tokens]
+    arguments = TrainingArguments(
+        str(directory / "trainer"), max_steps=8, learning_rate=1e-3, report_to="none", disable_tqdm=True, use_cpu=True
+    )
+    callback = GrowerCallback("north-random", exclude=["*.pooler.*"], max_width=20, buffer=128)
+    Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+    return result_of(model, callback.grower)
 
 
 def always(layer: ng.Layer) -> int:
@@ -246,6 +282,7 @@ def everything(directory: Path) -> dict[str, Any]:
     return {
         "strategies": {name: run(name) for name in STRATEGIES},
         "convolutional": run("need", "convolutional"),
+        "compiled": compiled(),
         "made before wrapping": made_before_wrapping(),
         "by hand": by_hand(),
         "options": options_of_wrappers(),
@@ -272,7 +309,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     if what == "killed":
         killed()
-    results = everything(directory) | only_in_several(directory)
+    results = trainer(directory) if what == "trainer" else everything(directory) | only_in_several(directory)
     if rank() == 0:
         torch.save(results, directory / "results.pt")
     dist.destroy_process_group()

@@ -57,6 +57,20 @@ def test_two_processes_grow_as_one_on_the_joined_batch(both: tuple[dict[str, Any
     check_equal(two["dropped"], one["dropped"])
 
 
+def test_compiled_models_grow_as_others(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    two, one = both
+    for found in two["compiled"].values():
+        check_equal(found, one["strategies"]["north-random"])
+
+
+@pytest.mark.long  # importing Transformers takes longer than everything else here
+def test_the_trainer_of_transformers_grows_in_two_processes(tmp_path: Path) -> None:
+    ran = torchrun(tmp_path, "trainer", 200)
+    assert ran.returncode == 0, ran.stderr[-5000:]
+    result = torch.load(tmp_path / "results.pt", weights_only=True)
+    assert result["equal"] and result["events"]
+
+
 def test_gradients_are_averaged_after_growth(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     two, one = both
     for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view"):
