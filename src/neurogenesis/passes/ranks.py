@@ -123,7 +123,7 @@ class Ranks:
             return _Place(len(tensors) - 1)
 
         parts = [tree_map_only(Tensor, taken_out, (call.args, call.kwargs, call.autocast)) for call in own]
-        kinds = [_Kind(tuple(tensor.shape), tensor.dtype, tensor.device.type) for tensor in tensors]
+        kinds = [_Kind.of(tensor) for tensor in tensors]
         described = self._descriptions((parts, kinds))
         received = self._exchanged(tensors, [kinds for _, kinds in described])
         return [
@@ -143,16 +143,10 @@ class Ranks:
     def _exchanged(self, own: Sequence[Tensor], kinds: Sequence[Sequence[_Kind]]) -> list[list[Tensor]]:
         """Tensors of any number, shapes and types of each process, by one exchange of bytes."""
         sizes = [[kind.size for kind in each] for each in kinds]
-        sent = torch.zeros(max(map(sum, sizes)), dtype=torch.uint8)
-        if len(sent):
-            offset = 0
-            for tensor in own:
-                flat = tensor.detach().contiguous().flatten().view(torch.uint8)
-                sent[offset : offset + len(flat)] = flat
-                offset += len(flat)
-            received = self._received(sent)
-        else:
-            received = [sent] * self.count
+        missing = max(map(sum, sizes)) - sum(kind.size for kind in map(_Kind.of, own))
+        parts = [tensor.detach().to(self._device).contiguous().flatten().view(torch.uint8) for tensor in own]
+        sent = torch.cat([*parts, torch.empty(missing, dtype=torch.uint8, device=self._device)])
+        received = self._received(sent) if len(sent) else [sent] * self.count
         result = []
         for flat, each, theirs in zip(received, kinds, sizes, strict=True):
             parts = flat[: sum(theirs)].split(theirs)  # type: ignore[no-untyped-call]
@@ -168,12 +162,17 @@ class _Kind:
     dtype: torch.dtype
     device: str
 
+    @staticmethod
+    def of(tensor: Tensor) -> _Kind:
+        return _Kind(tuple(tensor.shape), tensor.dtype, tensor.device.type)
+
     @property
     def size(self) -> int:
         """Number of bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def tensor(self, content: Tensor) -> Tensor:
+        """The tensor whose bytes these are, in memory of its own: torch cannot save tensors of two types in one."""
         return content.clone().view(self.dtype).reshape(self.shape).to(self.device)
 
 
