@@ -30,7 +30,7 @@ from ..structure.axes import named_tensors, unwrapped
 from ..structure.fills import FanIn
 from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
-from ..structure.widths import Widths, check_supported, last_widths, widths
+from ..structure.widths import Widths, check_supported, known_widths
 from ..structure.wrappers import wrappers_of
 from ..surgery.ages import forget, resume
 from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
@@ -167,10 +167,7 @@ class Grower:
 
     def _attach(self, call: Call) -> None:
         """Find the widths and watch those that can grow; called before the first training pass."""
-        known = last_widths(self.model)
-        if known is None or self.tie or known.differs_from(self.model):
-            known = widths(self.model, as_example(self.model, call), tie=self.tie)
-        self._widths = known
+        self._widths = known = known_widths(self.model, partial(as_example, self.model, call), tie=self.tie)
         chosen = choose_widths(known, self.include, self.exclude)
         layers = make_layers(self.model, self.strategy, chosen, call, self.buffer)
         set_maximum_sizes(layers, known, self.max_width, self.round_to)

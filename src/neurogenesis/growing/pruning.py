@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from ..structure.axes import Axis, unwrapped
 from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
 from ..structure.weight_norm import weight_of
-from ..structure.widths import Width, Widths, last_widths, widths
+from ..structure.widths import Width, Widths, known_widths
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Plan, Surgery, averaged_model, plan_shrinkage
 from .choosing import as_call, as_example, choose_widths
@@ -228,9 +229,7 @@ def prune(
     if to is not None and max_parameters is not None:
         raise ValueError("prune: pass to= or max_parameters=, not both")
     model, calls = unwrapped(model), _as_calls(data)
-    known = last_widths(model)
-    if known is None or tie or known.differs_from(model):
-        known = widths(model, as_example(model, calls[0]), tie=tie)
+    known = known_widths(model, partial(as_example, model, calls[0]), tie=tie)
     sizes = _target_sizes(choose_widths(known, include, exclude), known, to)
     with ordinary_tensors(), torch.no_grad():
         consumers = _measurable(model, sizes, calls[0], named=isinstance(to, Mapping))

@@ -19,11 +19,11 @@ from ..structure.axes import named_tensors, unwrapped
 from ..structure.modes import ordinary_tensors
 from ..structure.solving import sizes_from_shapes
 from ..structure.tracing import Example
-from ..structure.widths import last_widths
+from ..structure.widths import known_widths, last_widths
 from ..surgery.ages import resume
 from ..surgery.optimizer_state import Optimizers, as_list
 from ..surgery.plan import Surgery
-from ..surgery.resizing import known_widths, resize_widths
+from ..surgery.resizing import resize_widths
 from .sizes import SavedSizes
 
 KEY = "neurogenesis"  # of the sizes of widths in checkpoints
@@ -58,7 +58,7 @@ def load_state_dict(
         optimizer: the optimizers of the model, if they have state already; the new entries are zero.
 
     Returns:
-        The new sizes of the widths that were resized, by name.
+        The new sizes of the widths that were resized, by name; of all widths if their sizes come from the file.
 
     Example:
         >>> import torch, neurogenesis as ng

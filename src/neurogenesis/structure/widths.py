@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -298,6 +298,30 @@ def _warn(message: str) -> None:
 def last_widths(model: nn.Module) -> Widths | None:
     """The widths found by the last call of `widths` for a model."""
     return _LAST_WIDTHS.get(unwrapped(model))
+
+
+def known_widths(
+    model: nn.Module, example: Example | Callable[[], Example] | None, *, tie: Sequence[str | Sequence[str]] = ()
+) -> Widths:
+    """The widths of a model as the last search found them; found anew for ties, or if the model has changed since.
+
+    Args:
+        model: the model.
+        example: an input of the model, or a function that returns one; None raises ValueError if it is needed.
+        tie: groups of widths that grow together, as in `widths`.
+    """
+    known = last_widths(model)
+    problem = "its widths are not known yet" if known is None else known.differs_from(unwrapped(model))
+    if known is not None and problem is None and not tie:
+        return known
+    return widths(model, example_for(example, problem), tie=tie)
+
+
+def example_for(example: Example | Callable[[], Example] | None, problem: str | None) -> Example:
+    """The example with which widths must be found because of a problem; raises ValueError if it is None."""
+    if example is None:
+        raise ValueError(f"{problem}: call widths(model, example) first, or pass example=")
+    return example() if callable(example) else example
 
 
 def check_supported(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -25,7 +25,7 @@ from ..structure.memory import shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
 from ..structure.updates import StructureUpdate, belongs
-from ..structure.widths import Width, last_widths, widths
+from ..structure.widths import Width, example_for, known_widths, widths
 from ..structure.wrappers import rebuild_reducers
 from .ages import add_hooks, release_memory
 from .operations import Operation, ResizeTensor, SetAttribute
@@ -292,19 +292,14 @@ def shrink(
 
 
 def _find_width(model: nn.Module, width: str | Width, example: Example | None) -> Width:
-    known = last_widths(model)
-    # Prefer a given Width of this model, even if widths() was called with other ties since.
-    given = width if isinstance(width, Width) and belongs(width.structure, model) else None
-    structure = given.structure if given is not None else known.structure if known is not None else None
-    problem = "its widths are not known yet" if structure is None else structure.differs_from(model)
-    if problem:
-        if example is None:
-            raise ValueError(f"{problem}: call widths(model, example) first, or pass example=")
-        known, given = widths(model, example), None
-    if given is not None:
-        return given
-    assert known is not None
-    return known[width.name if isinstance(width, Width) else width]
+    if not isinstance(width, Width):
+        return known_widths(model, example)[width]
+    if not belongs(width.structure, model):
+        return known_widths(model, example)[width.name]
+    problem = width.structure.differs_from(model)
+    if problem is None:
+        return width  # even if widths() was called with other ties since
+    return widths(model, example_for(example, problem))[width.name]
 
 
 def _as_integer(number: object, width: str, what: str) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
-from ..structure.widths import Width, Widths, last_widths, widths
+from ..structure.widths import Width, Widths, known_widths
 from .optimizer_state import Optimizers
 from .plan import Plan, Surgery, plan_edits, plan_shrinkage
 
@@ -50,17 +50,6 @@ def resize(
     found = known_widths(model, example)
     with Surgery(model, optimizer, ema) as surgery:
         return resize_widths(surgery, found, sizes, generator)
-
-
-def known_widths(model: nn.Module, example: Example | None) -> Widths:
-    """The widths of a model, found with the example unless they are known already."""
-    known = last_widths(model)
-    problem = "its widths are not known yet" if known is None else known.differs_from(unwrapped(model))
-    if known is not None and problem is None:
-        return known
-    if example is None:
-        raise ValueError(f"{problem}: pass an input of the model as example=")
-    return widths(model, example)
 
 
 def resize_widths(
