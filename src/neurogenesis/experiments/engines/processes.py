@@ -26,16 +26,17 @@ from ..record import FAILURE_FILE, LOCK_FILE, LOG_FILE, SETTINGS_FILE
 from ..signals import Interrupted
 from . import Job, Place
 
+_PRELOADED = ["neurogenesis.experiments.run", "neurogenesis.growing.grower", "torch._dynamo"]  # optimizers need it
 _SOCKET_PATH = 70  # bytes of the directory's path; the path of a socket may have about 100
 
 
 def worker_context() -> BaseContext:
-    """Fork workers from a process that has already imported torch, where the system can do that."""
+    """Fork workers from a process that has already imported what runs need, where the system can do that."""
     too_long = len(os.fsencode(tempfile.gettempdir())) > _SOCKET_PATH  # where the fork server has its socket
     if "forkserver" not in multiprocessing.get_all_start_methods() or too_long:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["neurogenesis.experiments.run"])
+    context.set_forkserver_preload(_PRELOADED)
     return context
 
 
