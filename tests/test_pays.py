@@ -303,6 +303,7 @@ def drawn(study: Path) -> tuple[Comparison, list[Any]]:
 def test_the_figure_shows_the_curve_and_every_network(study: Path) -> None:
     comparison, (short, full) = drawn(study)
     assert len(full.data) == 2 * len(comparison.settings) and len(short.data) == 2 * 2
+    assert full.chart.to_dict() and short.chart.to_dict()  # raise an error if they are not valid
     for index, setting in enumerate(comparison.settings):
         rows = {row["strategy"]: row for row in full.data[f"networks {index}"]}
         assert set(rows) == {"Static", "NORTH-Random", "Need", "Need's shape from scratch"}

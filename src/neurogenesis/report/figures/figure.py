@@ -62,7 +62,7 @@ class Figure:
     @cached_property
     def specification(self) -> Row:
         """The chart as Vega-Lite, without data."""
-        specification: Row = self.chart.to_dict()
+        specification: Row = self.chart.to_dict(validate=False)  # validation is slow; the tests do it
         specification.pop("$schema")
         return {**specification, "config": _CONFIG}
 
