@@ -10,6 +10,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,10 +163,11 @@ def test_a_trainer_goes_back_to_its_own_checkpoint(tmp_path: Path) -> None:
 
 
 class Classifier(nn.Module):
-    """A model that is not of Transformers."""
+    """A model that is not of Transformers, and has a config of another kind."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.config = SimpleNamespace(hidden=5)
         self.embedding, self.hidden, self.head = nn.Embedding(20, 4), nn.Linear(24, 5), nn.Linear(5, 2)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -703,6 +705,17 @@ def test_what_is_not_a_saved_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="Linear is not the class of a model"):
         from_pretrained(nn.Linear, tmp_path)
     assert update_config(bert())
+
+
+def test_weights_without_sizes_are_named_with_the_way_to_load_them(tmp_path: Path) -> None:
+    model = gpt2()
+    ng.grow(model, "transformer.h.0.mlp.c_fc", 3, example={"input_ids": TOKENS})
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"the sizes of the widths are not there: load them with .*load_state_dict"):
+        from_pretrained(GPT2LMHeadModel, tmp_path)
+    other = gpt2()
+    ng.load_state_dict(other, tmp_path, example={"input_ids": TOKENS})
+    assert same_parameters(other, model)
 
 
 # --- the example -----------------------------------------------------------------------------------------

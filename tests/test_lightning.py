@@ -636,6 +636,30 @@ def test_an_average_inside_the_module_grows_too(tmp_path: Path) -> None:
     assert same(whole.state_dict(), OwnAverage.load_from_checkpoint(tmp_path / "epoch=1.ckpt").state_dict())
 
 
+class OtherAverages(OwnAverage):
+    """Has averages of other networks, too."""
+
+    def __init__(self, *others: nn.Module) -> None:
+        super().__init__()
+        self.others = nn.ModuleList(map(AveragedModel, others))
+
+
+def test_an_average_of_another_network_is_left_alone() -> None:
+    module = OtherAverages(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)))
+    trainer(growing(every=3)).fit(module, data())
+    assert sizes(module.average)[0] == module.net[0].out_features > 6
+    assert sizes(module.others[0]) == [5, 2]
+
+
+def test_the_average_that_grows_can_be_chosen() -> None:
+    module = OtherAverages(OwnAverage().net)
+    with pytest.raises(ValueError, match=r"has 2 averages.*choose with GrowerCallback\(ema=average\)"):
+        trainer(growing()).fit(module, data())
+    trainer(growing(every=3, ema=module.average)).fit(module, data())
+    assert sizes(module.average)[0] == module.net[0].out_features > 6
+    assert sizes(module.others[0]) == [6, 6, 2]
+
+
 # --- loggers -------------------------------------------------------------------------------------------
 
 

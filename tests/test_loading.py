@@ -314,6 +314,8 @@ def test_a_foreign_file_is_named(tmp_path: Path) -> None:
     unchanged(model, lambda: ng.load(path, model), ValueError, "was not written by neurogenesis.save")
     unchanged(model, lambda: ng.load(tmp_path / "none.pt", model), FileNotFoundError, "none.pt does not exist")
     unchanged(model, lambda: ng.load_state_dict(model, tmp_path), ValueError, "contains none of model.safetensors")
+    (tmp_path / "neurogenesis.json").write_text("{")
+    unchanged(model, lambda: ng.load_state_dict(model, tmp_path), ValueError, "neurogenesis.json is damaged")
 
 
 def test_an_optimizer_in_another_order_is_refused(tmp_path: Path) -> None:

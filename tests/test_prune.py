@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -619,11 +619,12 @@ def test_the_last_neuron_is_never_dropped() -> None:
     assert [(event.before, event.after) for event in events] == [(3, 1)]
 
 
-def test_multiples_are_kept() -> None:
-    model = dead_dense(0, 1, 2)
+@pytest.mark.parametrize(("died", "left"), [(range(3), 6), (range(8), 2)])
+def test_multiples_are_kept(died: Sequence[int], left: int) -> None:
+    model = dead_dense(*died)
     optimizer, grower = grown(model, ng.Strategy(ng.triggers.Static(), "random"), round_to=2)
     train(model, optimizer, grower, range(70))
-    assert grower.widths["0"] == 6
+    assert grower.widths["0"] == left
 
 
 def test_a_constant_that_no_bias_can_take_is_not_dropped() -> None:

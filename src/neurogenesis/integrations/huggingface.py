@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 try:
     from safetensors import safe_open
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError(
         f"{error}: growing in the Trainer needs transformers: pip install 'torch-neurogenesis[huggingface]'"
@@ -134,8 +134,8 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         model, content = self.grower.model, self.grower.state_dict()
         replace_file(directory / f"{KEY}.pt", lambda partial: torch.save(content, partial))
         SavedSizes.of(model).write(directory / f"{KEY}.json")
-        if hasattr(model, "config") and update_config(model):
-            model.config.save_pretrained(directory)  # type: ignore[union-attr, operator]
+        if isinstance(model, PreTrainedModel) and update_config(model):
+            model.config.save_pretrained(directory)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -143,7 +143,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         """Remove all hooks of the grower; the config follows the model if it can."""
         if self.grower is not None:
             self.grower.detach()
-            if hasattr(self.grower.model, "config"):
+            if isinstance(self.grower.model, PreTrainedModel):
                 update_config(self.grower.model)
 
     # --- checkpoints -------------------------------------------------------------------------------------

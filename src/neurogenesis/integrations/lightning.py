@@ -188,8 +188,11 @@ class GrowerCallback(Callback):
         optimizers = optimizers_of(module, trainer.optimizers)
         averages = [average.get_submodule(path) for average in averages_of(trainer)]
         averages += [average.module for average in averages_in(pl_module, module).values()]
-        if len(averages) > 1:
-            raise ValueError(f"the model has {len(averages)} averages, and only one can grow: keep one of them")
+        if len(averages) > 1 and "ema" not in self.options:
+            raise ValueError(
+                f"the model has {len(averages)} averages, and only one can grow: keep one of them, or choose with "
+                "GrowerCallback(ema=average)"
+            )
         ema = averages[0] if averages else None
         with silent(pl_module):
             self.grower = grower = Grower(module, optimizers, self.strategy, **{"ema": ema, **self.options})

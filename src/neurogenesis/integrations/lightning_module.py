@@ -52,12 +52,15 @@ def averages_of(trainer: Trainer) -> list[nn.Module]:
 
 
 def averages_in(pl_module: LightningModule, module: nn.Module) -> dict[str, AveragedModel]:
-    """The averages of one of its modules that a LightningModule has, by path."""
-    return {
-        path: average
-        for path, average in pl_module.named_modules()
-        if isinstance(average, AveragedModel) and type(average.module) is type(module) and module is not pl_module
-    }
+    """The averages of one of its modules that a LightningModule has, by path: of the same class and shapes."""
+    if module is pl_module:
+        return {}
+
+    def kind(of: nn.Module) -> tuple[type, dict[str, torch.Size]]:
+        return type(of), {name: parameter.shape for name, parameter in of.named_parameters()}
+
+    averages = {path: each for path, each in pl_module.named_modules() if isinstance(each, AveragedModel)}
+    return {path: each for path, each in averages.items() if kind(each.module) == kind(module)}
 
 
 def on_device(state: dict[str, Any], device: torch.device) -> dict[str, Any]:

@@ -76,7 +76,15 @@ def from_pretrained(model_class: type[Model], path: str | PathLike[str]) -> Mode
     names, (state, sizes) = saved_names(model), read_state(directory)
     with ordinary_tensors(), torch.no_grad():
         state = {names.get(name, name): value for name, value in state.items()}
-        fit(model, state, sizes)
+        try:
+            fit(model, state, sizes)
+        except ValueError as error:
+            if sizes is not None and sizes.widths:
+                raise
+            raise ValueError(
+                f"the config in {directory} does not fit the weights, and the sizes of the widths are not there: load "
+                f"them with neurogenesis.load_state_dict(model, {str(path)!r}, example=x)"
+            ) from error
     load_state_dict(model, state)
     if (directory / "generation_config.json").exists():
         model.generation_config = type(model.generation_config).from_pretrained(directory)

@@ -81,7 +81,10 @@ class SavedSizes:
     @staticmethod
     def read(path: Path) -> SavedSizes:
         """Read what `write` wrote."""
-        return SavedSizes.from_state(json.loads(path.read_text("utf-8")))
+        try:
+            return SavedSizes.from_state(json.loads(path.read_text("utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
 
     def inside(self, prefix: str) -> SavedSizes:
         """The sizes of the module whose parameters have this prefix."""
