@@ -292,7 +292,7 @@ def everything(directory: Path) -> dict[str, Any]:
     }
 
 
-def only_in_several(directory: Path) -> dict[str, Any]:
+def only_in_several() -> dict[str, Any]:
     return {
         "no_sync": inside_no_sync(),
         "seed": different(seed=[0, 1]),
@@ -305,13 +305,14 @@ def only_in_several(directory: Path) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    directory, what = Path(sys.argv[1]), sys.argv[2]
+    directory, what = Path.cwd(), sys.argv[1]
     dist.init_process_group("gloo")
-    if what == "killed":
-        killed()
-    results = trainer(directory) if what == "trainer" else everything(directory) | only_in_several(directory)
+    results = trainer(directory) if what == "trainer" else everything(directory) | only_in_several()
     if rank() == 0:
         torch.save(results, directory / "results.pt")
+    dist.barrier()
+    if what == "everything":
+        killed()
     dist.destroy_process_group()
 
 

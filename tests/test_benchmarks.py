@@ -19,9 +19,10 @@ from neurogenesis.experiments.models import VGG11, vgg11
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("strategy", ["north-random", "north-select", "north-weight"])
-def test_watching_takes_hardly_more_memory(strategy: str) -> None:
-    assert overhead.peak_memory(strategy) <= 1.15 * overhead.peak_memory(None)
+def test_watching_takes_hardly_more_memory() -> None:
+    static = overhead.peak_memory(None)
+    peaks = {name: overhead.peak_memory(name) for name in ("north-random", "north-select", "north-weight")}
+    assert max(peaks.values()) <= 1.15 * static, peaks
 
 
 def test_a_growth_event_can_be_timed() -> None:

@@ -19,22 +19,31 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.xdist_group("distributed")  # all in one worker, so that the two processes run once
 
 
-def torchrun(directory: Path, what: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [*command, "-m", "tests.distributed_worker", str(directory), what],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
+def torchrun(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Two processes in a directory."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=400)
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Results of two processes, and of one."""
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, float]:
+    """Results of two processes; after these one of them is killed: what was said then, and in how many seconds."""
     directory = tmp_path_factory.mktemp("two")
-    ran = torchrun(directory, "everything", 300)
-    assert ran.returncode == 0, ran.stderr[-5000:]
-    alone = worker.everything(tmp_path_factory.mktemp("one"))
-    return torch.load(directory / "results.pt", weights_only=True), alone
+    ran = torchrun(directory, "-m", "tests.distributed_worker", "everything")
+    assert ran.returncode != 0
+    results = directory / "results.pt"
+    assert results.exists(), ran.stderr[-5000:]
+    return torch.load(results, weights_only=True), ran.stderr, time.time() - results.stat().st_mtime
+
+
+@pytest.fixture(scope="module")
+def both(
+    two_processes: tuple[dict[str, Any], str, float], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Results of two processes, and of one."""
+    return two_processes[0], worker.everything(tmp_path_factory.mktemp("one"))
 
 
 def check_equal(two: dict[str, Any], one: dict[str, Any]) -> None:
@@ -42,7 +51,7 @@ def check_equal(two: dict[str, Any], one: dict[str, Any]) -> None:
     assert two["events"] == one["events"]
     for a, b in zip(two["weights"], one["weights"], strict=True):
         assert a.shape == b.shape
-        assert torch.allclose(a, b, rtol=2e-3, atol=2e-4)
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_two_processes_grow_as_one_on_the_joined_batch(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -65,7 +74,7 @@ def test_compiled_models_grow_as_others(both: tuple[dict[str, Any], dict[str, An
 
 @pytest.mark.long  # importing Transformers takes longer than everything else here
 def test_the_trainer_of_transformers_grows_in_two_processes(tmp_path: Path) -> None:
-    ran = torchrun(tmp_path, "trainer", 200)
+    ran = torchrun(tmp_path, "-m", "tests.distributed_worker", "trainer")
     assert ran.returncode == 0, ran.stderr[-5000:]
     result = torch.load(tmp_path / "results.pt", weights_only=True)
     assert result["equal"] and result["events"]
@@ -113,19 +122,15 @@ def test_sharded_models_are_refused(both: tuple[Any, Any]) -> None:
     assert "is sharded over several devices" in two["sharded"]
 
 
-def test_a_process_that_dies_ends_the_training(tmp_path: Path) -> None:
-    start = time.monotonic()
-    ran = torchrun(tmp_path, "killed", 120)
-    assert ran.returncode != 0
-    assert time.monotonic() - start < 60 + 30  # with the start of the processes
+def test_a_process_that_dies_ends_the_training(two_processes: tuple[dict[str, Any], str, float]) -> None:
+    _, said, seconds = two_processes
+    assert "Signal 9 (SIGKILL)" in said
+    assert seconds < 60
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
     example = ROOT / "examples" / "distributed.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(example)]
-    ran = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200
-    )
+    ran = torchrun(tmp_path, str(example))
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "% of the digits" in ran.stdout
     saved = torch.load(tmp_path / "distributed.pt", weights_only=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -134,22 +136,33 @@ NETWORKS: dict[str, tuple[Any, tuple[int, ...], str, str]] = {
 }  # fmt: skip
 
 
-def activations_with(model: nn.Module, x: Tensor, layer: ng.Layer, fan_in: Tensor, consumer: str) -> Tensor:
+class Copy:
+    """A copy of the model of a layer, which is really grown."""
+
+    def __init__(self, model: nn.Module, x: Tensor, layer: ng.Layer):
+        self.model, self.x = copy.deepcopy(model), x
+        self.width = ng.widths(self.model, x)[layer.name]
+
+    @contextmanager
+    def grown(self, count: int, values: Any) -> Iterator[None]:
+        """It has new neurons with these values inside."""
+        before = self.width.size
+        ng.grow(self.model, self.width, count, initialization=values)
+        yield
+        ng.shrink(self.model, self.width, range(before, before + count))
+
+
+def activations_with(other: Copy, layer: ng.Layer, fan_in: Tensor, consumer: str) -> Tensor:
     """H after really growing a copy of the model by one neuron: neurons x activations, the new one last."""
-    model = copy.deepcopy(model)
-    ng.widths(model, x)
-    axis = layer.producer
-    values = layer.values(axis, fan_in[None])
-    ng.grow(model, layer.name, 1, initialization={axis.tensor: values})
-    seen: list[Tensor] = []
-    module = model.get_submodule(consumer)
-    module.register_forward_pre_hook(lambda m, args: seen.append(args[0].detach()))
-    with torch.no_grad():
-        model(x)
-    width = ng.widths(model, x)[layer.name]
-    (columns,) = [a for a in width.consumers if a.module == consumer]
+    axis, seen = layer.producer, list[Tensor]()
+    module = other.model.get_submodule(consumer)
+    hook = module.register_forward_pre_hook(lambda m, args: seen.append(args[0].detach()))
+    with other.grown(1, {axis.tensor: layer.values(axis, fan_in[None])}), torch.no_grad():
+        other.model(other.x)
+        (columns,) = [a for a in other.width.consumers if a.module == consumer]
+        positions = other.width.positions(columns)
+    hook.remove()
     h = seen[0]
-    positions = width.positions(columns)
     if h.ndim == 4:
         return h[:, positions[:, 0]].movedim(1, 0).flatten(1)
     return h[:, positions].movedim(1, 0).flatten(1)
@@ -167,9 +180,9 @@ def test_select_picks_what_brute_force_picks(name: str, metric: metrics.Metric, 
     fan_in = layer.random_fan_in(8 + 3, torch.Generator().manual_seed(5))
     neurons = select(layer, 3, torch.Generator().manual_seed(5))
     n = len(x)
-    scores = []
+    scores, other = [], Copy(model, x, layer)
     for candidate in fan_in:
-        H = activations_with(model, x, layer, candidate, consumer)
+        H = activations_with(other, layer, candidate, consumer)
         if metric == "orthogonality":
             flat = H.unflatten(1, (n, -1)).movedim(1, 2).flatten(0, 1)  # (neurons x positions) x samples
             scores.append((oracles.orthogonality(flat),))
@@ -263,22 +276,19 @@ def test_width_grown_by_weight_never_passes_the_fan_in(lr: float) -> None:
     assert grower.widths["0"] == 9
 
 
-def gradient_norm(model: nn.Module, x: Tensor, layer: ng.Layer, neurons: how.Neurons) -> float:
+def gradient_norm(other: Copy, neurons: how.Neurons) -> float:
     """The norm of the gradient that really added neurons get."""
-    model = copy.deepcopy(model)
-    ng.widths(model, x)
-    before = layer.size
-    ng.grow(model, layer.name, neurons.count, initialization=neurons.values)
-    model.zero_grad()
-    loss_of(model, x).backward()
-    width = ng.widths(model, x)[layer.name]
-    total = 0.0
-    for axis in (*width.producers, *width.consumers):
-        if len(dict(model.named_parameters())[axis.tensor].shape) == 1:
-            continue  # biases
-        gradient = dict(model.named_parameters())[axis.tensor].grad
-        assert gradient is not None
-        total += float(gradient.movedim(axis.axis, 0)[width.positions(axis)[before:]].square().sum())
+    before, total = other.width.size, 0.0
+    with other.grown(neurons.count, neurons.values):
+        other.model.zero_grad()
+        loss_of(other.model, other.x).backward()
+        for axis in (*other.width.producers, *other.width.consumers):
+            parameter = other.model.get_parameter(axis.tensor)
+            if parameter.ndim == 1:
+                continue  # biases
+            assert parameter.grad is not None
+            new = other.width.positions(axis)[before:]
+            total += float(parameter.grad.movedim(axis.axis, 0)[new].square().sum())
     return total**0.5
 
 
@@ -293,7 +303,8 @@ def test_gradmax_gets_the_largest_gradient_of_all_fan_outs_of_its_norm(name: str
     x = torch.randn(shape)
     layer = pass_and_layer(model, x, width, "gradmax")
     neurons = how.GradMax()(layer, 1, torch.Generator())
-    best = gradient_norm(model, x, layer, neurons)
+    copied = Copy(model, x, layer)
+    best = gradient_norm(copied, neurons)
     key = layer.consumer.tensor, layer.consumer.axis
     chosen = neurons.values[key]
     assert chosen.norm() == pytest.approx(float(layer.norms(layer.consumer).mean()), rel=1e-4)
@@ -301,11 +312,11 @@ def test_gradmax_gets_the_largest_gradient_of_all_fan_outs_of_its_norm(name: str
     for _ in range(20):
         other = torch.randn(chosen.shape)
         values = {**neurons.values, key: other / other.norm() * chosen.norm()}
-        others.append(gradient_norm(model, x, layer, how.Neurons(1, values)))
+        others.append(gradient_norm(copied, how.Neurons(1, values)))
     # Present neurons as fan-outs, which are closer to what matters than random ones.
     for column in layer.of_neurons(layer.consumer):
         values = {**neurons.values, key: layer.values(layer.consumer, column[None] / column.norm() * chosen.norm())}
-        others.append(gradient_norm(model, x, layer, how.Neurons(1, values)))
+        others.append(gradient_norm(copied, how.Neurons(1, values)))
     assert best >= max(others) * (1 - 1e-5)
     assert best > 1.05 * sorted(others)[len(others) // 2]
 
@@ -339,7 +350,7 @@ def test_firefly_scores_are_the_gradients_of_neurons_really_added(name: str) -> 
     bias = torch.zeros(3, 1)
     bias[0] = layer.of_neurons(layer.biases[0])[0]
     scores = layer.trial_gradients(fan_in, fan_out, bias, torch.tensor([0, -1, -1]))
-    norms = torch.cat([each.flatten(1) for each in scores], 1).norm(dim=1)
+    norms, other = torch.cat([each.flatten(1) for each in scores], 1).norm(dim=1), Copy(model, x, layer)
     for index in range(3):
         one = slice(index, index + 1)
         values = {
@@ -350,7 +361,7 @@ def test_firefly_scores_are_the_gradients_of_neurons_really_added(name: str) -> 
         if name == "sum":  # what the other producer gives: a copy too, or what the trial gave
             rows, offset = _other_producer(layer, index)
             values |= {("b.weight", 0): rows, ("b.bias", 0): offset}
-        real = gradient_norm(model, x, layer, how.Neurons(1, values))
+        real = gradient_norm(other, how.Neurons(1, values))
         assert float(norms[index]) == pytest.approx(real, rel=1e-2)
 
 

@@ -18,7 +18,7 @@ def check(specs: list[Spec], head: tuple[str, list[int]]) -> None:
     assert [found[f"head.{2 * number}"].growable for number in range(len(head[1]))] == [True] * len(head[1])
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(specs=SPECS, head=HEADS)
 def test_growth_keeps_outputs_and_can_be_undone(specs: list[Spec], head: tuple[str, list[int]]) -> None:
     check(specs, head)

@@ -7,8 +7,9 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from neurogenesis.experiments.presets import PRESETS, default_gamma, settings_fr
 from neurogenesis.experiments.progress import NoDisplay
 from neurogenesis.experiments.record import Environment, Epoch, Result, Step
 from neurogenesis.experiments.run import run
-from neurogenesis.experiments.settings import Convolutional, Dense
+from neurogenesis.experiments.settings import Convolutional, Dense, Settings
 from neurogenesis.experiments.signals import Interrupted
 from neurogenesis.experiments.studies import STUDIES
 from neurogenesis.experiments.training import accuracy_of, sample_order
@@ -272,6 +273,33 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Settings], Path]:
+    """The directory of an uninterrupted run, which is done once; it is not to be changed."""
+
+    @cache
+    def directory(settings: Settings) -> Path:
+        out = tmp_path_factory.mktemp("finished") / "run"
+        run(settings, out)
+        return out
+
+    return directory
+
+
+@pytest.fixture
+def failed(failed_once: Path, tmp_path: Path) -> Path:
+    """A run that failed in its second epoch."""
+    return shutil.copytree(failed_once, tmp_path / "failed")
+
+
+@pytest.fixture(scope="module")
+def failed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("failed") / "run"
+    with pytest.raises(RuntimeError, match="a planned failure"):
+        run(tiny(), out, display=Stop(9, fail))
+    return out
+
+
 class Stop(NoDisplay):
     """Calls a function at a step."""
 
@@ -289,14 +317,15 @@ def fail() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fewer|.*kernel")
 @pytest.mark.parametrize("case", CASES)
-def test_a_failed_run_resumes_from_its_last_epoch_and_ends_the_same(case: str, tmp_path: Path) -> None:
+def test_a_failed_run_resumes_from_its_last_epoch_and_ends_the_same(
+    case: str, finished: Callable[[Settings], Path], tmp_path: Path
+) -> None:
     settings = CASES[case]
-    run(settings, tmp_path / "whole")
     with pytest.raises(RuntimeError, match="a planned failure"):
         run(settings, tmp_path / "cut", display=Stop(9, fail))
     assert "a planned failure" in (tmp_path / "cut" / "failure.txt").read_text()
     run(settings, tmp_path / "cut")
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert_same_run(finished(settings), tmp_path / "cut")
     assert not (tmp_path / "cut" / "failure.txt").exists()
 
 
@@ -323,9 +352,9 @@ def test_ages_are_kept_with_a_run_unless_they_are_switched_off(ages: bool, tmp_p
 
 @pytest.mark.parametrize("step", [1, 6, 8, 18])  # the last two of an epoch are at its end
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_is_saved_resumes_and_ends_the_same(step: int, number: int, tmp_path: Path) -> None:
-    run(tiny(), tmp_path / "whole")
-
+def test_an_interrupted_run_is_saved_resumes_and_ends_the_same(
+    step: int, number: int, finished: Callable[[Settings], Path], tmp_path: Path
+) -> None:
     def interrupt() -> None:
         os.kill(os.getpid(), number)
 
@@ -336,59 +365,59 @@ def test_an_interrupted_run_is_saved_resumes_and_ends_the_same(step: int, number
             run(tiny(), tmp_path / "cut", display=Stop(step, interrupt))
         assert len(lines(tmp_path / "cut" / "steps.jsonl")) == step
         run(tiny(), tmp_path / "cut")
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert_same_run(finished(tiny()), tmp_path / "cut")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("how", ["missing", "short"])
 @pytest.mark.parametrize("name", ["steps.jsonl", "epochs.jsonl"])
-def test_a_run_whose_record_has_lost_lines_is_not_resumed(name: str, how: str, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="a planned failure"):
-        run(tiny(), tmp_path, display=Stop(9, fail))
+def test_a_run_whose_record_has_lost_lines_is_not_resumed(name: str, how: str, failed: Path) -> None:
     if how == "missing":
-        (tmp_path / name).unlink()
+        (failed / name).unlink()
     else:
-        os.truncate(tmp_path / name, 10)
-    place = re.escape(str(tmp_path))
+        os.truncate(failed / name, 10)
+    place = re.escape(str(failed))
     with pytest.raises(UsageError, match=rf"{name} is shorter than it was .* delete {place} and run again"):
-        run(tiny(), tmp_path)
+        run(tiny(), failed)
 
 
 @pytest.mark.parametrize("left", ["settings.json.part", "failure.txt", "log.txt", "lock"])
 def test_a_directory_without_settings_can_be_used(left: str, tmp_path: Path) -> None:
     (tmp_path / left).write_text("")
-    run(tiny(), tmp_path)
+    run(tiny(strategy="small"), tmp_path)
     assert not (tmp_path / "failure.txt").exists()
 
 
 @pytest.mark.parametrize("torn", ["lines", "checkpoint"])
-def test_what_a_kill_leaves_incomplete_is_repeated(torn: str, tmp_path: Path) -> None:
-    run(tiny(), tmp_path / "whole")
-    with pytest.raises(RuntimeError, match="a planned failure"):
-        run(tiny(), tmp_path / "cut", display=Stop(9, fail))
+def test_what_a_kill_leaves_incomplete_is_repeated(
+    torn: str, failed: Path, finished: Callable[[Settings], Path]
+) -> None:
     if torn == "lines":  # killed after the lines of an epoch were written, or some of them
-        with (tmp_path / "cut" / "steps.jsonl").open("a") as file:
+        with (failed / "steps.jsonl").open("a") as file:
             file.write('{"step":7,"loss":1}\n{"step":8,"lo')
     else:
-        (tmp_path / "cut" / "checkpoint.pt.part").write_bytes(b"half")
-    run(tiny(), tmp_path / "cut")
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    assert not list((tmp_path / "cut").glob("*.part"))
+        (failed / "checkpoint.pt.part").write_bytes(b"half")
+    run(tiny(), failed)
+    assert_same_run(finished(tiny()), failed)
+    assert not list(failed.glob("*.part"))
 
 
 def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
-    result = run(tiny(), tmp_path)
+    settings = tiny(strategy="small")
+    result = run(settings, tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "lock"}
     with FileLock(tmp_path / "lock"):  # nothing is written, which a read-only place would not allow
-        assert run(tiny(), tmp_path) == result
+        assert run(settings, tmp_path) == result
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != "lock"} == before
 
 
-def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path) -> None:
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+def test_the_same_seed_gives_the_same_run_and_another_one_another(
+    finished: Callable[[Settings], Path], tmp_path: Path
+) -> None:
+    for name, seed in (("same", 1), ("other", 2)):
         run(tiny(seed=seed), tmp_path / name)
-    assert_same_run(tmp_path / "a", tmp_path / "b")
-    assert records(tmp_path / "a")["steps.jsonl"] != records(tmp_path / "c")["steps.jsonl"]
+    assert_same_run(finished(tiny(seed=1)), tmp_path / "same")
+    assert records(tmp_path / "same")["steps.jsonl"] != records(tmp_path / "other")["steps.jsonl"]
 
 
 def test_every_epoch_and_every_seed_has_its_own_order() -> None:
@@ -399,17 +428,18 @@ def test_every_epoch_and_every_seed_has_its_own_order() -> None:
 
 
 def test_a_change_of_environment_is_recorded(tmp_path: Path) -> None:
+    settings = tiny(strategy="small")
     with pytest.raises(RuntimeError, match="a planned failure"):
-        run(tiny(), tmp_path, threads=2, display=Stop(9, fail))
+        run(settings, tmp_path, threads=2, display=Stop(9, fail))
     with pytest.warns(UserWarning, match="threads 2 before, 1 now"):
-        run(tiny(), tmp_path, threads=1)
+        run(settings, tmp_path, threads=1)
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["threads"] == 1 and environment["earlier"][0]["threads"] == 2
 
 
 def test_the_number_of_threads_is_restored(tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    run(tiny(), tmp_path, threads=before + 1)
+    run(tiny(strategy="small"), tmp_path, threads=before + 1)
     assert torch.get_num_threads() == before
 
 
@@ -426,12 +456,12 @@ def test_the_checkpoint_holds_the_network_that_was_tested(tmp_path: Path) -> Non
 # --- directories that cannot be used ------------------------------------------------------------------------
 
 
-def test_a_directory_with_other_settings_is_left_alone(tmp_path: Path) -> None:
-    run(tiny(), tmp_path)
-    before = records(tmp_path)
+def test_a_directory_with_other_settings_is_left_alone(finished: Callable[[Settings], Path]) -> None:
+    directory = finished(tiny())
+    before = records(directory)
     with pytest.raises(UsageError, match=r"other settings \(strategy north-select there, north-pre here\)"):
-        run(tiny(strategy="north-pre"), tmp_path)
-    assert records(tmp_path) == before
+        run(tiny(strategy="north-pre"), directory)
+    assert records(directory) == before
 
 
 def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
@@ -448,10 +478,11 @@ def test_a_result_without_settings_is_not_a_run(tmp_path: Path) -> None:
 
 
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
-    run(tiny(), tmp_path)
+    settings = tiny(strategy="small")
+    run(settings, tmp_path)
     (tmp_path / "result.json").write_text('{"accuracy": 0.9}')
     with pytest.raises(UsageError, match=r"result.json is not the result of a run .* and run again"):
-        run(tiny(), tmp_path)
+        run(settings, tmp_path)
 
 
 def test_two_processes_do_not_write_the_same_run(tmp_path: Path) -> None:
@@ -468,13 +499,11 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content"), [("settings.json", b"{damaged"), ("settings.json", b"[]"), ("checkpoint.pt", b"{damaged")]
 )
-def test_a_damaged_run_is_named(name: str, content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="a planned failure"):
-        run(tiny(), tmp_path, display=Stop(9, fail))
-    (tmp_path / name).write_bytes(content)
-    place = re.escape(str(tmp_path))
+def test_a_damaged_run_is_named(name: str, content: bytes, failed: Path) -> None:
+    (failed / name).write_bytes(content)
+    place = re.escape(str(failed))
     with pytest.raises(UsageError, match=rf"{place}/{name}.*delete {place} and run again"):
-        run(tiny(), tmp_path)
+        run(tiny(), failed)
 
 
 def test_divergence_is_reported(tmp_path: Path) -> None:
@@ -507,13 +536,13 @@ def test_a_strategy_that_does_not_support_the_network_is_rejected_before_anythin
 @pytest.mark.filterwarnings("ignore:widths with more neurons than samples")
 def test_convolutional_networks_grow_on_cifar_and_can_be_resumed(preset: str, tmp_path: Path) -> None:
     made: Any = PRESETS[preset]
-    settings = made(epochs=2, images=96, test_images=32, batch=32, buffer=32, strategy="north-random", gamma=0.5)
+    settings = made(epochs=2, images=64, test_images=16, batch=32, buffer=32, strategy="north-random", gamma=0.5)
     assert isinstance(settings, Convolutional)
     result = run(settings, tmp_path / "whole", root=ROOT, threads=1)
     assert set(result.widths) == set(result.standard_widths)
     assert any(size > result.initial_widths[width] for width, size in result.widths.items())
     with pytest.raises(RuntimeError, match="a planned failure"):
-        run(settings, tmp_path / "cut", root=ROOT, threads=1, display=Stop(5, fail))
+        run(settings, tmp_path / "cut", root=ROOT, threads=1, display=Stop(3, fail))
     run(settings, tmp_path / "cut", root=ROOT, threads=1)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 

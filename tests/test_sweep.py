@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import multiprocessing
 import os
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 from filelock import FileLock, Timeout
 
+from neurogenesis.cli import main
 from neurogenesis.experiments.building import initial_widths, widths_of
 from neurogenesis.experiments.engines.pool import pool
 from neurogenesis.experiments.engines.processes import failure_reason
@@ -31,8 +34,13 @@ from neurogenesis.experiments.sweep import record_study, sweep
 from neurogenesis.report import read
 from tests.runs import assert_same_run, by_name, command, lines, tiny
 
-STUDY = ("sweep", "digits", "--seeds", "1", "--epochs", "30", "--only", "north-[rwi]*")
-LABELS = ["north-random-epochs-30-seed1", "north-weight-epochs-30-seed1", "north-integrated-epochs-30-seed1"]
+STUDY = ("sweep", "digits", "--seeds", "1", "--epochs", "15", "--only", "north-[rwi]*")
+LABELS = ["north-random-epochs-15-seed1", "north-weight-epochs-15-seed1", "north-integrated-epochs-15-seed1"]
+
+
+def quick(**changes: Any) -> Settings:
+    """Settings of a run whose process has little to import."""
+    return tiny("generated", features=4, hidden=2, **changes)
 
 
 def wait_until(true: Any, seconds: float = 600) -> None:
@@ -53,10 +61,10 @@ def free(run: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("uninterrupted")
-    done = command(*STUDY, "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["[1/3]", "[2/3]", "[3/3]", "all"]
+    out, shown = tmp_path_factory.mktemp("uninterrupted"), io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        assert main([*STUDY, "--out", str(out)]) == 0
+    assert [line.split()[0] for line in shown.getvalue().splitlines()] == ["[1/3]", "[2/3]", "[3/3]", "all"]
     return out
 
 
@@ -82,8 +90,7 @@ def test_an_interrupted_sweep_that_is_resumed_equals_an_uninterrupted_one(
         assert process.returncode == 130
         assert "The same command resumes it." in said
     times = {label: (tmp_path / label / "result.json").stat().st_mtime_ns for label in finished}
-    done = command(*STUDY, "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert main([*STUDY, "--out", str(tmp_path)]) == 0
     for label in LABELS:
         assert_same_run(uninterrupted / label, tmp_path / label)
     assert {label: (tmp_path / label / "result.json").stat().st_mtime_ns for label in finished} == times
@@ -97,24 +104,23 @@ def test_a_study_lists_its_runs(uninterrupted: Path) -> None:
         assert json.loads((uninterrupted / label / "settings.json").read_text()) == record
 
 
-def test_failed_runs_do_not_stop_the_others_and_are_listed(tmp_path: Path) -> None:
-    words = ("sweep", "digits", "--seeds", "1", "--epochs", "1", "--only", "north-[rw]*", "--out", tmp_path, "--quiet")
+def test_failed_runs_do_not_stop_the_others_and_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep", "digits", "--seeds", "1", "--epochs", "1", "--only", "north-[rw]*", "--out", str(tmp_path)]
     damaged, fine = tmp_path / "north-random-epochs-1-seed1", tmp_path / "north-weight-epochs-1-seed1"
     other = tiny(epochs=1, strategy="small")
     run(other, damaged)  # finished, and not what the study means by that name
-    done = command(*words)
-    assert done.returncode == 1
-    first, second = done.stderr.splitlines()
+    assert main([*words, "--quiet"]) == 1
+    first, second = capsys.readouterr().err.splitlines()
     assert first == "1 of 2 runs failed:"
     assert second.startswith(f"  {damaged}: {damaged} holds a run with other settings (strategy small there, ")
     assert (fine / "result.json").exists()
     assert json.loads((damaged / "settings.json").read_text()) == other.record()
     shutil.rmtree(damaged)
-    assert command(*words).returncode == 0
+    assert main([*words, "--quiet"]) == 0
 
 
 def test_a_run_killed_by_the_system_is_a_failure_too(tmp_path: Path) -> None:
-    runs = [tiny(epochs=300, strategy="big"), tiny(strategy="small")]
+    runs = [quick(epochs=300, strategy="big"), quick(strategy="small")]
 
     def kill() -> None:
         wait_until(lambda: (tmp_path / runs[0].label / "epochs.jsonl").exists())
@@ -132,7 +138,7 @@ def test_a_run_killed_by_the_system_is_a_failure_too(tmp_path: Path) -> None:
 
 
 def test_a_run_killed_before_it_started_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = tiny(strategy="small")
+    settings = quick(strategy="small")
     (tmp_path / settings.label).mkdir()
     assert failure_reason(tmp_path / settings.label, -signal.SIGKILL) == "killed by SIGKILL"
     assert sweep(by_name(settings), tmp_path, pool(1)).failed == {}
@@ -140,7 +146,7 @@ def test_a_run_killed_before_it_started_can_be_repeated(tmp_path: Path, monkeypa
 
 
 def test_a_run_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
-    damaged, fine = tiny(strategy="small"), tiny(strategy="medium")
+    damaged, fine = quick(strategy="small"), quick(strategy="medium")
     (tmp_path / damaged.label).mkdir()
     (tmp_path / damaged.label / "settings.json").write_text(json.dumps(damaged.record()))
     (tmp_path / damaged.label / "result.json").write_text("{")
@@ -150,7 +156,7 @@ def test_a_run_that_cannot_be_read_fails_alone(tmp_path: Path) -> None:
 
 
 def test_a_run_that_cannot_start_says_why_in_its_directory(tmp_path: Path) -> None:
-    settings = tiny(strategy="small")
+    settings = quick(strategy="small")
     (tmp_path / settings.label).mkdir()
     (tmp_path / settings.label / "thesis.tex").write_text("mine")
     record_study(tmp_path, "digits", "", by_name(settings))
@@ -159,7 +165,7 @@ def test_a_run_that_cannot_start_says_why_in_its_directory(tmp_path: Path) -> No
 
 
 def test_a_run_of_another_process_is_left_alone(tmp_path: Path) -> None:
-    settings = tiny(strategy="small")
+    settings = quick(strategy="small")
     (tmp_path / settings.label).mkdir()
     with FileLock(tmp_path / settings.label / "lock"):
         progress = sweep(by_name(settings), tmp_path, pool(1))
@@ -234,19 +240,21 @@ def test_studies_cover_the_figures_of_the_paper() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_dry_run_lists_the_runs_and_how_long_they_take(uninterrupted: Path, tmp_path: Path) -> None:
-    done = command(*STUDY, "--out", tmp_path, "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == [*LABELS, "3"]
+def test_a_dry_run_lists_the_runs_and_how_long_they_take(
+    uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*STUDY, "--out", str(tmp_path), "--dry-run"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*LABELS, "3"]
     assert not list(tmp_path.iterdir())
-    done = command(*STUDY, "--out", uninterrupted, "--dry-run")
-    assert done.stdout.count("finished") == 3 and "nothing to do" in done.stdout
+    assert main([*STUDY, "--out", str(uninterrupted), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("finished") == 3 and "nothing to do" in shown
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_estimates_come_from_finished_runs_or_from_steps(uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neurogenesis.experiments.estimates._startup_seconds", lambda: 5.0)
-    runs = select_runs("digits", seeds=[1, 2], epochs=30, only=["north-random-*"])[1]
+    runs = select_runs("digits", seeds=[1, 2], epochs=15, only=["north-random-*"])[1]
     first, second = runs
     result = json.loads((uninterrupted / first / "result.json").read_text())
     seconds = result["train_seconds"] + result["test_seconds"]
@@ -265,7 +273,7 @@ def test_estimates_come_from_finished_runs_or_from_steps(uninterrupted: Path, mo
 
 def grown_and_its_shape(**changes: Any) -> tuple[Settings, Settings]:
     """A run that grows, and the network of its final shape from scratch."""
-    grown = PRESETS["digits"](strategy="north-random", epochs=1, batch=256, **changes)
+    grown = PRESETS["generated"](strategy="north-random", epochs=1, batch=256, features=4, hidden=2, **changes)
     return grown, replace(grown, strategy="static", shape_of="north-random")
 
 
@@ -329,25 +337,20 @@ def test_the_time_of_a_shape_is_estimated_before_it_is_known(tmp_path: Path, mon
     assert 0 < least == most
 
 
-def test_a_study_of_several_presets_has_a_directory_for_each(tmp_path: Path) -> None:
-    only = (
-        "--only",
-        "digits/static-[48]-epochs-1-seed*",
-        "digits/north-random-epochs-1-seed*",
-        "--seeds",
-        1,
-        "--epochs",
-        1,
-    )
-    done = command("sweep", "pays-small", *only, "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    names = [f"digits/{label}-epochs-1-seed1" for label in ("static-4", "static-8", "north-random")]
+def test_a_study_of_several_presets_has_a_directory_for_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = ("digits/static-8-epochs-1-seed*", "digits/north-random-epochs-1-seed*")
+    words = ["sweep", "pays-small", "--only", *only, "--seeds", "1", "--epochs", "1", "--out", str(tmp_path)]
+    assert main(words) == 0
+    names = [f"digits/{label}-epochs-1-seed1" for label in ("static-8", "north-random")]
     assert sorted(path.relative_to(tmp_path).parent.as_posix() for path in tmp_path.rglob("result.json")) == sorted(
         names
     )
     assert list(json.loads((tmp_path / "study.json").read_text())["runs"]) == names
     assert {run.state for run in read([tmp_path]).runs} == {"finished"}
-    assert "nothing to do" in command("sweep", "pays-small", *only, "--out", tmp_path, "--dry-run").stdout
+    assert main([*words, "--dry-run"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("study", ["pays", "pays-small"])
