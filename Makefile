@@ -18,7 +18,7 @@ test-long: .venv/test.installed  ## every test
 
 # On another Python or torch: make test-library PYTHON=python3.10 CONSTRAINTS=file-with-torch==2.7.1
 NOT_LIBRARY := $(patsubst %,--ignore=tests/test_%.py,benchmarks cli data distributed docs huggingface lightning packaging \
-	report runs sweep zoo) \
+	ray report runs sweep zoo) \
 	$(patsubst %,--ignore=src/neurogenesis/%,experiments report cli __main__.py \
 	integrations/accelerate.py integrations/huggingface.py integrations/lightning.py integrations/pretrained.py)
 test-library: .venv/library-test.installed  ## the tests of the library alone, which need torch alone
@@ -27,8 +27,8 @@ test-library: .venv/library-test.installed  ## the tests of the library alone, w
 zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
 	$(BIN)/python -m benchmarks.zoo
 
-bench: .venv/test.installed  ## what finding widths, growing, watching, selecting, compiling, several processes and the loop of the experiments cost, how new neurons fare, and how need decides
-	for name in surgery overhead selection loop compile ddp newborn decisions; do $(BIN)/python -W ignore -m benchmarks.$$name; done
+bench: .venv/test.installed  ## what finding widths, growing, watching, selecting, compiling, several processes and the loop of the experiments cost, how new neurons fare, how need decides, and what sweeps on Ray cost
+	for name in surgery overhead selection loop compile ddp newborn decisions engine; do $(BIN)/python -W ignore -m benchmarks.$$name; done
 
 check: .venv/test.installed  ## style and types
 	$(BIN)/ruff check

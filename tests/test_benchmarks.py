@@ -94,7 +94,13 @@ def test_missing_data_is_skipped_with_a_message(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name",
-    ["overhead --rounds 3 --need 22", "selection", "loop --rounds 10", "newborn --seeds 1 --rates 3e-3 --data ."],
+    [
+        "overhead --rounds 3 --need 22",
+        "selection",
+        "loop --rounds 10",
+        "newborn --seeds 1 --rates 3e-3 --data .",
+        "engine --rounds 1 --runs 20 --directories 50",
+    ],
 )
 def test_benchmarks_print_their_figures(name: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name.split()[0]}", *name.split()[1:], "--json"]
@@ -109,6 +115,10 @@ def test_benchmarks_print_their_figures(name: str) -> None:
     elif name.startswith("newborn"):
         assert set(figures) == {"digits"}
         assert set(figures["digits"]["0.003"]) == set(newborn.WAYS)
+    elif name.startswith("engine"):
+        assert figures["overhead"] < 5
+        assert list(figures["driver MB"]) == ["10", "20"] and figures["growth MB"] < 10
+        assert all(0 < milliseconds < 1000 for milliseconds in figures["milliseconds"].values())
     else:
         assert set(figures["VGG-11 / 4, Xavier"]) == set(overhead.STRATEGIES)
         assert set(figures["ages"]) == set(overhead.AGES_LIMITS)

@@ -9,6 +9,7 @@ from ..experiments.messages import echo, echo_error
 from ..experiments.signals import delay_ctrl_c
 from ..experiments.studies import STUDIES, select_runs
 from .app import Parameter, app, reject_unused_data
+from .engines import EngineName, chosen_engine
 
 
 def sweep(
@@ -19,17 +20,19 @@ def sweep(
     epochs: int | None = None,
     only: Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=1)] = ("*",),
     workers: int | None = None,
-    threads: int = 1,
+    threads: int | None = None,
     data: Path | None = None,
-    device: str = "cpu",
+    device: str | None = None,
+    engine: EngineName = "pool",
+    address: str | None = None,
+    cpus: float | None = None,
+    gpus: float | None = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     quiet: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     with delay_ctrl_c():
         from ..experiments import sweep as sweeps
         from ..experiments.data import download
-        from ..experiments.engines import Place
-        from ..experiments.engines.pool import cores, pool
         from ..experiments.environment import select_device
         from ..experiments.estimates import plan
         from ..experiments.progress import sweep_display
@@ -37,23 +40,32 @@ def sweep(
     selected, runs = select_runs(study, seeds, epochs, only)
     reject_unused_data(data, list(runs.values()))
     out = out or Path("runs") / study
-    if workers is None:
-        alone = selected.timed or device != "cpu"
-        workers = 1 if alone else max(1, cores() // max(1, threads))
-    engine = pool(workers, threads)
-    select_device(device)  # fails once, before the first run, rather than in each
-    if dry_run:
-        echo(plan(runs, out, workers, threads, device))
-        return 0
-    for name in {settings.data for settings in runs.values()}:
-        download(name, data)
-    with sweep_display(quiet) as show:
-        try:
-            sweeps.record_study(out, study, selected.title, runs)
-            progress = sweeps.sweep(runs, out, engine, Place(data, device, threads), show)
-        except KeyboardInterrupt:
-            echo_error(f"stopped; {out} is saved. The same command resumes it.")
-            return 130
+    with chosen_engine(
+        engine,
+        out,
+        runs.values(),
+        workers=workers,
+        threads=threads,
+        data=data,
+        device=device,
+        address=address,
+        cpus=cpus,
+        gpus=gpus,
+        timed=selected.timed,
+    ) as chosen:
+        if dry_run:
+            select_device(chosen.place.device)  # steps are timed here
+            echo(plan(runs, out, chosen.workers, chosen.place.threads, chosen.place.device))
+            return 0
+        for name in chosen.downloads:
+            download(name, data)
+        with sweep_display(quiet) as show:
+            try:
+                sweeps.record_study(out, study, selected.title, runs)
+                progress = sweeps.sweep(runs, out, chosen.engine, chosen.place, show)
+            except KeyboardInterrupt:
+                echo_error(f"stopped; {out} is saved. The same command resumes it.")
+                return 130
     if progress.failed:
         echo_error(f"{len(progress.failed)} of {len(runs)} runs failed:")
         for name, reason in progress.failed.items():
@@ -81,14 +93,23 @@ only:
     Do only runs whose names match one of these patterns, such as "north-select*" "gradmax*". In a study of several
     presets, names begin with the preset: "mnist/need*".
 workers:
-    Number of runs at a time. By default as many as there are cores for, and 1 if times are compared (trigger-cost) or
+    Number of runs at a time. By default as many as there is room for, and 1 if times are compared (trigger-cost) or
     runs share a device other than the CPU.
 threads:
-    Number of torch's threads in each run.
+    Number of torch's threads in each run. By default 1, or as many as it has CPUs of a Ray cluster.
 data:
     Directory of data sets; missing files are downloaded into it. By default $NEUROGENESIS_DATA, else the user's cache.
 device:
-    Device to train on: cpu, cuda, ...
+    Device to train on: cpu, cuda, ... By default cpu, or cuda with --gpus.
+engine:
+    Where runs are done: in processes of this machine (pool), or on a Ray cluster (ray).
+address:
+    Address of the Ray cluster: HOST:PORT of its head, or auto for one that this machine belongs to. By default
+    $RAY_ADDRESS, else Ray is started on this machine for the time of the sweep.
+cpus:
+    CPUs that each run needs of a node of the Ray cluster. By default the number of threads.
+gpus:
+    GPUs that each run needs of a node of the Ray cluster; 0.5 lets two runs share one. By default 0.
 dry_run:
     Only list the runs and estimate how long they will take.
 quiet:

@@ -12,7 +12,7 @@
 `run_directory`     writes the record, and resumes from it
 `training`          the training loop
 `run`               one run
-`engines`           where runs are done: processes of this machine
+`engines`           where runs are done: processes of this machine, a Ray cluster
 `sweep`             all runs of a study
 `estimates`         how long a sweep will take
 `progress`          progress bars, lines and TensorBoard

@@ -7,17 +7,21 @@ import subprocess
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 import neurogenesis as ng
 
 from .errors import UsageError
 from .record import Environment
 
+if TYPE_CHECKING:
+    import torch
+
 
 def select_device(name: str) -> torch.device:
     """The device of this name; UsageError if it is not available."""
+    import torch
+
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
@@ -31,6 +35,8 @@ def select_device(name: str) -> torch.device:
 
 def current_environment(device: torch.device) -> Environment:
     """The environment of this process."""
+    import torch
+
     return Environment(
         neurogenesis=version("torch-neurogenesis"),
         commit=commit(),

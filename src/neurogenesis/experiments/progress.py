@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -194,19 +195,33 @@ def sweep_display(quiet: bool) -> Iterator[Callable[[SweepProgress], None]]:
             def update(progress: SweepProgress) -> None:
                 failed = f"[red]{len(progress.failed)} failed[/red]  " if progress.failed else ""
                 done = len(progress.finished) + len(progress.failed)
-                bar.update(task, total=progress.total, completed=done, description=failed + ", ".join(progress.running))
+                bar.update(task, total=progress.total, completed=done, description=failed + _names(progress.running))
 
             yield update
 
 
+def _names(running: Sequence[str], shown: int = 4) -> str:
+    """The names of runs, or of the first ones.
+
+    Example:
+        >>> _names(["a", "b", "c"], shown=2)
+        'a, b and 1 more'
+    """
+    more = len(running) - shown
+    return ", ".join(running[:shown]) + (f" and {more} more" if more > 0 else "")
+
+
 def _line_per_run() -> Callable[[SweepProgress], None]:
-    printed: set[str] = set()
+    finished, failed = 0, 0
 
     def show(progress: SweepProgress) -> None:
-        for label in (*progress.finished, *progress.failed):
-            if label not in printed:
-                printed.add(label)
-                outcome = f"failed: {progress.failed[label]}" if label in progress.failed else "finished"
-                echo(f"[{len(printed)}/{progress.total}] {label} {outcome}")
+        nonlocal finished, failed
+        for label in progress.finished[finished:]:
+            finished += 1
+            echo(f"[{finished + failed}/{progress.total}] {label} finished")
+        new = islice(progress.failed.items(), failed, None) if len(progress.failed) > failed else ()
+        for label, reason in new:
+            failed += 1
+            echo(f"[{finished + failed}/{progress.total}] {label} failed: {reason}")
 
     return show

@@ -41,18 +41,24 @@ def collect_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def delay_ctrl_c() -> Iterator[None]:
-    """Raise KeyboardInterrupt only at the end of the block: some packages swallow it while they are imported."""
+    """Let Ctrl-C and SIGTERM have their effect only at the end of the block.
+
+    For imports, as some packages swallow KeyboardInterrupt, and for what must not be left halfway.
+    """
     if not _in_main_thread():
         yield
         return
     received: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     if received:
-        raise KeyboardInterrupt
+        signal.raise_signal(received[0])
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
@@ -81,13 +82,11 @@ def sweep(
         show: called whenever a run starts or ends.
     """
     finished = [name for name, settings in runs.items() if result_of(with_shape(settings, out / name), out / name)]
-    done = set(finished)
-    waiting = [name for name in runs if name not in done]
+    queue = _Queue({name: runs[name] for name in runs.keys() - set(finished)}, order=runs)
     progress = SweepProgress(len(runs), finished=finished)
 
     def next_job() -> Job | None:
-        while (name := _next(waiting, runs, progress.running)) is not None:
-            waiting.remove(name)
+        while (name := queue.pop()) is not None:
             settings = with_shape(runs[name], out / name)
             if settings.source is None or settings.shape is not None:
                 (out / name / FAILURE_FILE).unlink(missing_ok=True)
@@ -95,11 +94,13 @@ def sweep(
                 show(progress)
                 return Job(name, settings, out / name)
             progress.failed[name] = _not_run(name, settings, out, progress)
+            queue.release(name)
             show(progress)
         return None
 
     def ended(job: Job, reason: str | None) -> None:
         progress.running.remove(job.name)
+        queue.release(job.name)
         if reason is None:
             progress.finished.append(job.name)
         else:
@@ -112,10 +113,29 @@ def sweep(
     return progress
 
 
-def _next(waiting: Sequence[str], runs: Mapping[str, Settings], running: Sequence[str]) -> str | None:
-    """The first run that does not wait for the shape of another one."""
-    ahead = {*waiting, *running}
-    return next((name for name in waiting if _source_name(name, runs[name]) not in ahead), None)
+class _Queue:
+    """Runs in their order, but for those that wait for the shape of another one."""
+
+    def __init__(self, runs: Mapping[str, Settings], order: Iterable[str]):
+        self._places = {name: place for place, name in enumerate(order)}
+        self._waiting: dict[str, list[str]] = {}
+        self._ready: list[tuple[int, str]] = []
+        for name, settings in runs.items():
+            source = _source_name(name, settings)
+            if source is not None and source in runs:
+                self._waiting.setdefault(source, []).append(name)
+            else:
+                self._ready.append((self._places[name], name))
+        heapify(self._ready)
+
+    def pop(self) -> str | None:
+        """The first run that waits for no other."""
+        return heappop(self._ready)[1] if self._ready else None
+
+    def release(self, name: str) -> None:
+        """A run has ended: others need not wait for it any more."""
+        for each in self._waiting.pop(name, ()):
+            heappush(self._ready, (self._places[each], each))
 
 
 def _source_name(name: str, settings: Settings) -> str | None:

@@ -1,4 +1,6 @@
-"""Where the runs of a sweep or a search are done. An engine is one function; `pool` is the one of this machine.
+"""Where the runs of a sweep or a search are done. An engine is one function.
+
+`pool` is the one of this machine, `ray` that of a Ray cluster.
 
 An engine asks for a run whenever it can start one, and says how each ended:
 

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -40,17 +40,20 @@ def worker_context() -> BaseContext:
     return context
 
 
-def start_worker(context: BaseContext, job: Job, place: Place) -> BaseProcess:
-    """Start a process for one run."""
-    arguments = (job.settings.record(), job.directory, place.root, place.device, place.threads)
+def start_worker(
+    context: BaseContext, job: Job, place: Place, environment: Mapping[str, str] | None = None
+) -> BaseProcess:
+    """Start a process for one run, with additional environment variables."""
+    arguments = (job.settings.record(), job.directory, place, environment or {})
     process: BaseProcess = context.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
     with _ignoring_ctrl_c():
         process.start()
     return process
 
 
-def work(record: dict[str, Any], out: Path, root: Path | None, device: str, threads: int) -> None:
+def work(record: dict[str, Any], out: Path, place: Place, environment: Mapping[str, str]) -> None:
     """Do one run in this process, with its output in a log file."""
+    os.environ.update(environment)  # before torch looks for devices
     threading.Thread(target=_end_with_parent, daemon=True).start()
     from ..run import run
 
@@ -60,7 +63,7 @@ def work(record: dict[str, Any], out: Path, root: Path | None, device: str, thre
             stream.flush()
             os.dup2(log.fileno(), stream.fileno())
     try:
-        run(settings_from(record), out, root=root, device=device, threads=threads)
+        run(settings_from(record), out, root=place.root, device=place.device, threads=place.threads)
     except UsageError as error:
         sys.exit(" ".join(str(error).split()))
     except Interrupted:
@@ -96,12 +99,13 @@ def failure_reason(directory: Path, code: int) -> str:
         return failure.read_text("utf-8", "replace").strip().splitlines()[-1]
     if code > 0:
         output = log.read_text("utf-8", "replace").strip().splitlines() if log.exists() else []
-        reason = output[-1] if output else f"ended with code {code}"
-        if (directory / SETTINGS_FILE).exists():  # it may be the run of another process
-            return reason
-    else:
-        reason = f"killed by {signal.Signals(-code).name}"
-    return write_failure(directory, reason)
+        return refused(directory, output[-1] if output else f"ended with code {code}")
+    return write_failure(directory, f"killed by {signal.Signals(-code).name}")
+
+
+def refused(directory: Path, reason: str) -> str:
+    """Why a run was not started; written to its directory unless that may be the run of another process."""
+    return reason if (directory / SETTINGS_FILE).exists() else write_failure(directory, reason)
 
 
 def write_failure(directory: Path, reason: str) -> str:
