@@ -16,7 +16,7 @@ SLICE = {
 }  # fmt: skip
 
 
-SLOW = {"ghostnet_100", "vit_b_32"}
+SLOW = {"ghostnet_100", "googlenet", "mnasnet0_5", "vit_b_32"}
 
 
 @pytest.mark.parametrize(
