@@ -18,7 +18,7 @@ test-long: .venv/test.installed  ## every test
 
 # On another Python or torch: make test-library PYTHON=python3.10 CONSTRAINTS=file-with-torch==2.7.1
 NOT_LIBRARY := $(patsubst %,--ignore=tests/test_%.py,benchmarks cli data distributed docs huggingface lightning packaging \
-	ray report runs sweep zoo) \
+	ray report runs sweep tune zoo) \
 	$(patsubst %,--ignore=src/neurogenesis/%,experiments report cli __main__.py \
 	integrations/accelerate.py integrations/huggingface.py integrations/lightning.py integrations/pretrained.py)
 test-library: .venv/library-test.installed  ## the tests of the library alone, which need torch alone

@@ -1,4 +1,4 @@
-"""The command `neurogenesis`: run, sweep, report, widths.
+"""The command `neurogenesis`: run, sweep, tune, report, widths.
 
 Torch and other packages that are slow to import are imported when a command needs them.
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 from ..experiments.errors import UsageError
 from ..experiments.messages import echo_error
-from . import report, run, sweep, widths  # each adds its command to the app
+from . import report, run, sweep, tune, widths  # each adds its command to the app
 from .app import CycloptsError, app
 
-__all__ = ["app", "main", "report", "run", "sweep", "widths"]
+__all__ = ["app", "main", "report", "run", "sweep", "tune", "widths"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

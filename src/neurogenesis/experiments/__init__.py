@@ -15,6 +15,7 @@
 `engines`           where runs are done: processes of this machine, a Ray cluster
 `sweep`             all runs of a study
 `estimates`         how long a sweep will take
+`tuning`            searches for settings
 `progress`          progress bars, lines and TensorBoard
 `environment`       device, versions, commit
 `signals`           Ctrl-C and SIGTERM

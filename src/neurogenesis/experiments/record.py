@@ -8,12 +8,15 @@ epochs.jsonl        an `Epoch` per line
 checkpoint.pt       the latest `Checkpoint`, from which the run resumes
 result.json         the `Result`, written last: its presence marks a finished run
 failure.txt         the reason of a failure, if there was one
+stopped.txt         why a search stopped the run before its last epoch, if it did
 log.txt             output of a run that is part of a sweep
 lock                locked by the process that writes to the directory
 tensorboard/        scalars for TensorBoard, if requested
 ==================  =========================================================================================
 
-A sweep's directory has `study.json` (a `StudyRecord`), a lock, and a directory for each run.
+A sweep's directory has `study.json` (a `StudyRecord`), a lock, and a directory for each run. A search's directory has
+`search.json` (a `SearchRecord`), a lock, Optuna's storage `search.db`, a directory for each trial, and `chosen/` with a
+directory for each trial that was chosen: the same settings, trained on the whole training split.
 
 Each record is declared here once, for the code that writes it and the report that reads it; `parsing` converts it to
 and from JSON. Fields with a default may be missing in files of other versions.
@@ -34,12 +37,16 @@ EPOCHS_FILE = "epochs.jsonl"
 CHECKPOINT_FILE = "checkpoint.pt"
 RESULT_FILE = "result.json"
 FAILURE_FILE = "failure.txt"
+STOPPED_FILE = "stopped.txt"
 LOG_FILE = "log.txt"
 LOCK_FILE = "lock"
 TENSORBOARD_DIRECTORY = "tensorboard"
 STUDY_FILE = "study.json"
+SEARCH_FILE = "search.json"
+STORAGE_FILE = "search.db"
+CHOSEN_DIRECTORY = "chosen"
 
-REPORTED_FILES = (SETTINGS_FILE, ENVIRONMENT_FILE, STEPS_FILE, EPOCHS_FILE, RESULT_FILE, FAILURE_FILE)
+REPORTED_FILES = (SETTINGS_FILE, ENVIRONMENT_FILE, STEPS_FILE, EPOCHS_FILE, RESULT_FILE, FAILURE_FILE, STOPPED_FILE)
 """What a report reads."""
 RUN_FILES = (*REPORTED_FILES, CHECKPOINT_FILE, LOG_FILE, LOCK_FILE)
 """The files that a run may have."""
@@ -184,6 +191,25 @@ class StudyRecord:
     title: str = ""
     runs: Mapping[str, Mapping[str, Any]]
     """Settings by the name of the run's directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRecord:
+    """A search for settings."""
+
+    settings: Mapping[str, Any]
+    """The settings that all trials have in common, and those that are searched at their defaults."""
+    space: Mapping[str, str]
+    """What is searched: a range or choices by name."""
+    objective: str
+    """accuracy, or pareto: accuracy and parameters."""
+    max_parameters: int | None = None
+    engine: str
+    """optuna or ray."""
+    budgets: Sequence[int] = ()
+    """The numbers of trials after which a choice was, or will be, made."""
+    too_large: int = 0
+    """Candidates beyond `max_parameters`, which were not trained."""
 
 
 class RecordedSettings(Mapping[str, Any]):

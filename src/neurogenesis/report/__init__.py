@@ -2,21 +2,23 @@
 
 A report is made from the records on disk alone, in these steps:
 
-==============  ==================================================================
-`reading`       finds the records and reads them into the classes of `runs`
-`steps`         summarizes the gradient steps of a run
-`sections`      groups the runs of a study by configuration
-`pays`          compares grown networks with static ones of several sizes
-`tables`        tables of a section
-`pays_tables`   tables of such a comparison
-`figures`       figures of a section, a module for each kind
-`page`          the HTML page, with `page.css` and `page.js`
-`pictures`      figures as PNG, SVG or PDF files
-`markdown`      tables as Markdown
-`names`         names of strategies and settings in print
-`numbers`       numbers in print
-`statistics`    means, standard deviations, ellipses
-==============  ==================================================================
+=================  ===============================================================
+`reading`          finds the records and reads them into the classes of `runs`
+`steps`            summarizes the gradient steps of a run
+`sections`         groups the runs of a study by configuration
+`pays`             compares grown networks with static ones of several sizes
+`tables`           tables of a section
+`pays_tables`      tables of such a comparison
+`searches`         searches for settings next to grown networks
+`searches_tables`  tables of these
+`figures`          figures of a section, a module for each kind
+`page`             the HTML page, with `page.css` and `page.js`
+`pictures`         figures as PNG, SVG or PDF files
+`markdown`         tables as Markdown
+`names`            names of strategies and settings in print
+`numbers`          numbers in print
+`statistics`       means, standard deviations, ellipses
+=================  ===============================================================
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ from pathlib import Path
 
 from ..experiments.errors import UsageError
 from ..files import replace_file
-from .figures import Figure, Palette, against_static, figures
+from .figures import Figure, Palette, against_static, figures, searching
 from .markdown import markdown
-from .names import slug, strategy_name
+from .names import search_name, slug, strategy_name
 from .page import make_page, tables_of
 from .pays import Comparison, make_comparison
 from .pictures import FORMATS, save
 from .reading import read
 from .runs import Found, Skipped
+from .searches import Searches, make_searches
 from .sections import Section, make_section
 
 __all__ = ["Found", "Skipped", "draw", "read", "write"]
@@ -55,10 +58,14 @@ def draw(found: Found, out: Path, formats: Sequence[str] = ("html",)) -> list[Pa
     for form in formats:
         if form not in ("html", "md", *FORMATS):
             raise UsageError(f"unknown format {form!r}: choose html, md, {', '.join(FORMATS)}")
-    palette = Palette.of(strategy_name(run.settings) for run in found.runs)
-    drawn: list[tuple[Section | Comparison, list[Figure]]] = []
+    budgets = {count for study in found.studies for search in study.searches for count in search.record.budgets}
+    palette = Palette.of([*(strategy_name(run.settings) for run in found.runs), *map(search_name, budgets)])
+    drawn: list[tuple[Section | Comparison | Searches, list[Figure]]] = []
     for study, name in zip(found.studies, _unique_names(found), strict=True):
-        if study.against_static:
+        if study.searches:
+            searches = make_searches(study, name)
+            drawn.append((searches, searching(searches, palette)))
+        elif study.against_static:
             comparison = make_comparison(study, name)
             drawn.append((comparison, against_static(comparison, palette)))
         else:

@@ -14,6 +14,7 @@ from ..experiments.studies import GROWING, NEED
 _ABLATION = f"north-select-{NAMES.least}"
 STRATEGY_ORDER = ("north-select", _ABLATION, *(name for name in GROWING if name != "north-select"), NEED)
 _SHAPE, _FROM_SCRATCH = "'s shape", " from scratch"
+_SEARCH = "Search, "
 _DISPLAYED = {
     _ABLATION: "NORTH-Select, least",
     "gradmax": "GradMax", "firefly": "Firefly", "nest": "NeST", "need": "Need",
@@ -69,8 +70,20 @@ def strategy_rank(strategy: str) -> tuple[int, str]:
     """A sort key: known strategies, unknown ones by name, static networks; a shape comes after what grew it."""
     if strategy in STATIC:
         return len(STRATEGY_ORDER) + 1 + STATIC.index(strategy), strategy
+    if strategy.startswith(_SEARCH):
+        return len(STRATEGY_ORDER), f"{int(strategy.removeprefix(_SEARCH).split()[0]):9}"
     grown_by = strategy.removesuffix(_SHAPE)
     return (STRATEGY_ORDER.index(grown_by) if grown_by in STRATEGY_ORDER else len(STRATEGY_ORDER)), strategy
+
+
+def search_name(trials: int) -> str:
+    """The name in print of a search with so many trials.
+
+    Example:
+        >>> search_name(5), search_name(1)
+        ('Search, 5 trials', 'Search, 1 trial')
+    """
+    return f"{_SEARCH}{trials} trial{'' if trials == 1 else 's'}"
 
 
 def heading(setting: str) -> str:

@@ -25,6 +25,8 @@ from .pays import Comparison
 from .pays_tables import comparison_tables
 from .pictures import VEGA_LITE
 from .runs import STATES, Found, Run
+from .searches import Searches
+from .searches_tables import searches_tables
 from .sections import Section, missing_note
 from .tables import Table, cost_table, results_table
 
@@ -33,8 +35,8 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-s
 _LONG = 24  # tables with more rows come after the figures
 
 
-Part = Section | Comparison
-"""A part of the page: the runs of a preset, or a comparison with static networks."""
+Part = Section | Comparison | Searches
+"""A part of the page: the runs of a preset, a comparison with static networks, or searches for settings."""
 
 
 def make_page(found: Found, drawn: Sequence[tuple[Part, Sequence[Figure]]], palette: Palette) -> str:
@@ -79,6 +81,8 @@ def tables_of(part: Part) -> list[Table]:
     """All tables of a part."""
     if isinstance(part, Comparison):
         return comparison_tables(part)
+    if isinstance(part, Searches):
+        return searches_tables(part)
     cost = cost_table(part)
     return [results_table(part), *([cost] if cost else [])]
 
@@ -111,13 +115,12 @@ def _navigation(drawn: Sequence[tuple[Part, object]], found: Found) -> str:
 
 def _part(part: Part, figures: Sequence[Figure], palette: Palette, several: bool) -> str:
     title = f"<h2>{escape(part.title)}</h2>" if several else ""
-    shown = _comparison(part, figures, palette) if isinstance(part, Comparison) else _section(part, figures, palette)
+    if isinstance(part, Section):
+        shown = _section(part, figures, palette)
+    else:
+        *first, last = (_table(table, palette) for table in tables_of(part))
+        shown = [*first, *map(_figure, figures), last]
     return f'<section id="{escape(part.name)}">{title}{_missing_runs(part)}{"".join(shown)}</section>'
-
-
-def _comparison(comparison: Comparison, figures: Sequence[Figure], palette: Palette) -> list[str]:
-    summary, settings = (_table(table, palette) for table in comparison_tables(comparison))
-    return [summary, *map(_figure, figures), settings]
 
 
 def _section(section: Section, figures: Sequence[Figure], palette: Palette) -> list[str]:

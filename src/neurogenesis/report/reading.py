@@ -11,25 +11,31 @@ from typing import Any, TypeVar
 from ..experiments.errors import UsageError
 from ..experiments.parsing import INVALID, parse
 from ..experiments.record import (
+    CHOSEN_DIRECTORY,
     ENVIRONMENT_FILE,
     EPOCHS_FILE,
     FAILURE_FILE,
     LOCK_FILE,
     REPORTED_FILES,
     RESULT_FILE,
+    SEARCH_FILE,
     SETTINGS_FILE,
     STEPS_FILE,
+    STOPPED_FILE,
+    STORAGE_FILE,
     STUDY_FILE,
     Environment,
     Epoch,
     RecordedSettings,
     Result,
+    SearchRecord,
     Sizes,
     Step,
     StudyRecord,
 )
+from .names import is_static, strategy_name
 from .pays import compares_with_static
-from .runs import STATES, Found, Run, Skipped, State, Study
+from .runs import STATES, Found, Run, Search, Skipped, State, Study
 from .steps import StepSummary, summarize
 
 T = TypeVar("T")
@@ -37,6 +43,7 @@ T = TypeVar("T")
 _FILES = set(REPORTED_FILES)
 _REPORTS = (".html", ".md", ".png", ".svg", ".pdf")  # reports, which are often in the directories of runs
 _POINTS, _ALL_POINTS = 400, 100_000  # per width, and in the whole report
+_OWN = {STUDY_FILE, SEARCH_FILE, STORAGE_FILE, LOCK_FILE, *_FILES}
 _NOT_A_RUN = "contains no record of a run"
 
 
@@ -65,6 +72,7 @@ class _Reader:
         self.skipped: list[Skipped] = []
         self.found: dict[Path, tuple[Path | None, Run]] = {}  # study and run by resolved path, so none is read twice
         self._studies: dict[Path, StudyRecord] = {}  # by resolved directory
+        self._searches: dict[Path, tuple[Path | None, SearchRecord]] = {}  # with the study it is part of
         self._visited: set[Path] = set()
 
     def skip(self, path: Path, reason: str) -> None:
@@ -84,12 +92,14 @@ class _Reader:
         names = {entry.name for entry in entries}
         if STUDY_FILE in names and self._read_study(directory):
             study = directory
+        if SEARCH_FILE in names and self._read_search(directory, study):
+            study = directory
         if names & _FILES and self._read_run(directory, study):
             return True
         earlier_report = bool(entries) and all(entry.suffix in _REPORTS for entry in entries)
         foreign, found = [], study == directory or earlier_report or bool(names & _FILES)
         for entry in entries:
-            if entry.name.startswith(".") or entry.name in (STUDY_FILE, LOCK_FILE, *_FILES):
+            if entry.name.startswith(".") or entry.name in _OWN:
                 continue
             if entry.is_dir():
                 has_record = self.search(entry, study)
@@ -115,6 +125,12 @@ class _Reader:
                 self.found[path.resolve()] = (place, run)
         return record is not None
 
+    def _read_search(self, directory: Path, study: Path | None) -> bool:
+        record = self._json(directory / SEARCH_FILE, _parse_search)
+        if record is not None:
+            self._searches[directory.resolve()] = (study.resolve() if study else None, record)
+        return record is not None
+
     def _read_run(self, directory: Path, study: Path | None) -> bool:
         """Read the run in a directory; whether there is one."""
         place = directory.resolve()
@@ -133,10 +149,14 @@ class _Reader:
                 self._update(place, state="unreadable")
             return False
         result = self._optional(directory / RESULT_FILE, Result)
-        state: State = "finished" if result is not None else "failed" if failed else "unfinished"
+        stopped = (directory / STOPPED_FILE).exists()
+        failure = _last_line(directory / STOPPED_FILE) if stopped else failure
+        state: State = (
+            "finished" if result is not None else "stopped" if stopped else "failed" if failed else "unfinished"
+        )
         epochs = list(self._lines(directory / EPOCHS_FILE, Epoch))
         environment = self._optional(directory / ENVIRONMENT_FILE, Environment)
-        failure = failure if state == "failed" else ""
+        failure = failure if state in ("failed", "stopped") else ""
         run = Run(directory, settings, state, epochs, result, environment, failure=failure)
         self.found[place] = (study.resolve() if study else None, run)
         return True
@@ -155,11 +175,15 @@ class _Reader:
             if compares_with_static(map(RecordedSettings, record.runs.values()))
         ]
         groups: dict[tuple[Path | None, str], list[Run]] = {}
+        searched: dict[Path, list[Run]] = {}
         for study, run in self._unique_runs():
-            if study in against_static:  # it shows no steps
+            if study in self._searches:
+                searched.setdefault(study, []).append(run)
+            elif study in against_static or self._has_searches(study):  # it shows no steps
                 groups.setdefault((study, ""), []).append(run)
             else:
                 groups.setdefault((study, run.settings.preset), []).append(self._with_steps(run, limit))
+        with_searches = self._with_searches(groups, searched)
         directories = [study for study, _ in groups]
         studies = []
         for (study, preset), runs in groups.items():
@@ -167,6 +191,39 @@ class _Reader:
             title = (self._studies[study].title or name) if study else preset
             suffix = f", {preset}" if study and directories.count(study) > 1 else ""
             studies.append(Study(name + suffix, title + suffix, runs, study in against_static))
+        return [*with_searches, *studies]
+
+    def _has_searches(self, study: Path | None) -> bool:
+        return study is not None and any(parent == study for parent, _ in self._searches.values())
+
+    def _with_searches(
+        self, groups: dict[tuple[Path | None, str], list[Run]], searched: dict[Path, list[Run]]
+    ) -> list[Study]:
+        """Each search with the networks that were grown beside it: those of its study, or else of its preset."""
+        found: dict[Path, list[Search]] = {}
+        for place, runs in searched.items():
+            parent, record = self._searches[place]
+            search = Search(
+                place,
+                record,
+                sorted(
+                    (run for run in runs if run.path.parent.name != CHOSEN_DIRECTORY),
+                    key=lambda run: (len(run.path.name), run.path.name),
+                ),
+                [run for run in runs if run.path.parent.name == CHOSEN_DIRECTORY],
+            )
+            found.setdefault(parent or place, []).append(search)
+        studies = []
+        for place, searches in found.items():
+            runs = [run for search in searches for run in (*search.trials, *search.chosen)]
+            preset = searches[0].settings.preset
+            if place in self._studies:
+                beside = groups.pop((place, ""), [])
+                name, title = self._studies[place].study, self._studies[place].title
+            else:
+                beside = [run for run in groups.get((None, preset), []) if not is_static(strategy_name(run.settings))]
+                name, title = f"tune-{preset}", f"Search for {' and '.join(searches[0].record.space)} on {preset}"
+            studies.append(Study(name, title, [*beside, *runs], searches=searches))
         return studies
 
     def _unique_runs(self) -> Iterator[tuple[Path | None, Run]]:
@@ -174,7 +231,10 @@ class _Reader:
         known: dict[tuple[Path | None, str], Run] = {}
         by_state = sorted(self.found.values(), key=lambda pair: STATES.index(pair[1].state))
         for study, run in by_state:
-            first = known.setdefault((study, json.dumps(dict(run.settings), sort_keys=True)), run)
+            content = json.dumps(dict(run.settings), sort_keys=True)
+            if study in self._searches:  # which may propose the same settings again
+                content = str(run.path)
+            first = known.setdefault((study, content), run)
             if first is not run:
                 self.skip(run.path, f"is a copy of {first.path}")
         kept = set(map(id, known.values()))
@@ -228,6 +288,12 @@ def _parse_study(content: Any) -> StudyRecord:
     record = parse(StudyRecord, content)
     for settings in record.runs.values():
         RecordedSettings(settings)
+    return record
+
+
+def _parse_search(content: Any) -> SearchRecord:
+    record = parse(SearchRecord, content)
+    RecordedSettings(record.settings)
     return record
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..experiments.record import Environment, Epoch, RecordedSettings, Result
+from ..experiments.record import Environment, Epoch, RecordedSettings, Result, SearchRecord
 from .steps import StepSummary
 
-State = Literal["finished", "failed", "unfinished", "unreadable", "missing"]
+State = Literal["finished", "stopped", "failed", "unfinished", "unreadable", "missing"]
 STATES: tuple[State, ...] = get_args(State)
 
 
@@ -26,7 +26,29 @@ class Run:
     environment: Environment | None = None
     steps: StepSummary = field(default_factory=StepSummary)
     failure: str = ""
-    """The last line of failure.txt."""
+    """The last line of failure.txt, or of stopped.txt."""
+
+    @property
+    def train_seconds(self) -> float:
+        """Seconds of training so far."""
+        return self.result.train_seconds if self.result else sum(epoch.train_seconds for epoch in self.epochs)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for settings."""
+
+    path: Path
+    record: SearchRecord
+    trials: Sequence[Run]
+    """In the order in which they were proposed; those that have no record yet are left out."""
+    chosen: Sequence[Run]
+    """The final training of trials that were chosen, in directories of the same name."""
+
+    @property
+    def settings(self) -> RecordedSettings:
+        """What all trials have in common."""
+        return RecordedSettings(self.record.settings)
 
 
 @dataclass(frozen=True)
@@ -38,6 +60,8 @@ class Study:
     runs: Sequence[Run]
     against_static: bool = False
     """Whether it compares grown networks with static ones of several sizes, on any number of presets."""
+    searches: Sequence[Search] = ()
+    """Searches for settings, whose runs are among `runs`."""
 
 
 @dataclass(frozen=True)
@@ -61,5 +85,5 @@ class Found:
 
     @property
     def runs(self) -> list[Run]:
-        """The runs of all studies."""
-        return [run for study in self.studies for run in study.runs]
+        """The runs of all studies; grown ones may be part of two."""
+        return list({run.path: run for study in self.studies for run in study.runs}.values())

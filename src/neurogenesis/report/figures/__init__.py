@@ -8,11 +8,12 @@ from .against_static import against_static
 from .comparisons import SETTINGS, features, schedules, sensitivity
 from .curves import learning_curves
 from .figure import Figure
+from .searches import searching
 from .style import Palette
 from .timeline import timelines
 from .widths import widths
 
-__all__ = ["Figure", "Palette", "against_static", "figures"]
+__all__ = ["Figure", "Palette", "against_static", "figures", "searching"]
 
 
 def figures(section: Section, palette: Palette) -> list[Figure]:

@@ -200,15 +200,15 @@ def _errors(mean: float, error: float) -> Row:
 def _parameters_axis(rows: Sequence[Row], title: str | None) -> alt.X:
     values = [row[name] for row in rows for name in ("parameters", "least", "most") if row.get(name)]
     domain = _padded(values, 0.05)
-    axis = alt.Axis(format="~s", values=_round_numbers(*domain))
+    axis = alt.Axis(format="~s", values=round_numbers(*domain))
     return alt.X("parameters:Q", title=title, scale=alt.Scale(type="log", domain=domain, nice=False), axis=axis)
 
 
-def _round_numbers(low: float, high: float) -> list[float]:
+def round_numbers(low: float, high: float) -> list[float]:
     """A few round numbers between two others.
 
     Example:
-        >>> _round_numbers(800, 40_000), _round_numbers(900, 4000)
+        >>> round_numbers(800, 40_000), round_numbers(900, 4000)
         ([1000.0, 3000.0, 10000.0, 30000.0], [1000.0, 2000.0])
     """
     steps = (1, 2, 5) if high < 10 * low else (1, 3) if high < 1000 * low else (1,)

@@ -1,0 +1,133 @@
+"""Growing or searching: networks that grow once, next to searches for widths with several budgets.
+
+The searches of all seeds go on side by side, each one trial at a time: so a trial depends on those before it alone,
+whatever the number of workers, and the first trials of a search are the whole of one with a smaller budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..engines import Engine, Job, Place
+from ..errors import UsageError, unknown_name
+from ..presets import PRESETS
+from ..progress import SweepProgress
+from ..settings import Settings
+from ..signals import sigterm_as_ctrl_c
+from ..studies import NEED
+from ..sweep import record_study, sweep
+from .choice import Goal
+from .directory import writing_search
+from .search import Search, require_optuna
+from .space import Space
+from .trials import choice
+from .tune import plan_search, record_of
+
+NAME = "growing-or-searching"
+TITLE = "Growing once, or searching for widths"
+Show = Callable[[SweepProgress], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is done on one preset."""
+
+    preset: str
+    grown: dict[str, Settings]
+    """By name of the run."""
+    spaces: dict[str, Space]
+    """By name of the search."""
+
+
+def plan_parts(presets: Sequence[str], seeds: Sequence[int], budgets: Sequence[int], epochs: int | None) -> list[Part]:
+    """The runs and searches of each preset: the default strategy, need, and a search for each seed."""
+    if not budgets or list(budgets) != sorted(set(budgets)):
+        raise UsageError("--trials: expected increasing numbers, such as 5 10 20")
+    parts = []
+    for preset in dict.fromkeys(presets):
+        if preset not in PRESETS:
+            raise unknown_name("preset", preset, PRESETS)
+        kind = PRESETS[preset]
+        usual = [kind(seed=seed, epochs=epochs or kind().epochs) for seed in dict.fromkeys(seeds)]
+        grown = [*usual, *(replace(settings, strategy=NEED) for settings in usual)]
+        parts.append(
+            Part(
+                preset,
+                {f"{preset}/{settings.label}": settings for settings in grown},
+                {f"{preset}/search-seed{each.seed}": plan_search(each, (), Goal(), budgets[0]) for each in usual},
+            )
+        )
+    return parts
+
+
+def compare(
+    parts: Sequence[Part], out: Path, budgets: Sequence[int], engine: Engine, place: Place, show: Show
+) -> dict[str, str]:
+    """Do everything that is not done yet; why runs failed, by name."""
+    require_optuna()
+    record_study(out, NAME, TITLE, {name: each for part in parts for name, each in part.grown.items()})
+    failed: dict[str, str] = {}
+    done: list[str] = []
+    total = sum(len(part.grown) + len(part.spaces) * (budgets[-1] + len(budgets)) for part in parts)
+
+    def shown(now: SweepProgress) -> None:
+        show(SweepProgress(total, list(now.running), [*done, *now.finished], {**failed, **now.failed}))
+
+    def keep(progress: SweepProgress) -> None:
+        done.extend(progress.finished)
+        failed.update(progress.failed)
+
+    for part in parts:
+        keep(sweep(part.grown, out, engine, place, shown))
+        with ExitStack() as stack:
+            for name, space in part.spaces.items():
+                stack.enter_context(writing_search(out / name, record_of(space, Goal(), "optuna", budgets)))
+            searches = {
+                name: Search(space, out / name, Goal(), budgets[-1], at_once=1) for name, space in part.spaces.items()
+            }
+            keep(_side_by_side(searches, engine, place, shown))
+            chosen = {
+                f"{name}/{trial.final_name}": trial.final_settings
+                for name, search in searches.items()
+                for budget in budgets
+                for trial in choice(search.trials[:budget], out / name, Goal())
+            }
+            total -= len(searches) * len(budgets) - len(chosen)  # what several budgets choose is trained once
+            keep(sweep(chosen, out, engine, place, shown) if chosen else SweepProgress(0))
+    return failed
+
+
+def _side_by_side(searches: dict[str, Search], engine: Engine, place: Place, show: Show) -> SweepProgress:
+    """Do the trials of several searches with one engine."""
+    running: dict[str, Search] = {}
+
+    def progress() -> SweepProgress:
+        every = [(name, search.progress) for name, search in searches.items()]
+        return SweepProgress(
+            sum(each.total for _, each in every),
+            [f"{name}/{trial}" for name, each in every for trial in each.running],
+            [f"{name}/{trial}" for name, each in every for trial in each.finished],
+            {f"{name}/{trial}": reason for name, each in every for trial, reason in each.failed.items()},
+        )
+
+    def next_job() -> Job | None:
+        behind = sorted(searches, key=lambda name: len(searches[name].trials))  # so that all end at about the same time
+        for name in behind:
+            search = searches[name]
+            if (job := search.next_job()) is not None:
+                renamed = Job(f"{name}/{job.name}", job.settings, job.directory)
+                running[renamed.name] = search
+                show(progress())
+                return renamed
+        return None
+
+    def ended(job: Job, reason: str | None) -> None:
+        running.pop(job.name).ended(Job(job.directory.name, job.settings, job.directory), reason)
+        show(progress())
+
+    with sigterm_as_ctrl_c():
+        engine(next_job, ended, place)
+    return progress()

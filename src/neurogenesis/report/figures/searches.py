@@ -1,0 +1,248 @@
+"""Figures of searches: growing next to searching, trials and their front, and the best so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import altair as alt
+
+from ...experiments.tuning.choice import Goal, choose
+from ..numbers import needs_log_axis, plus_minus, rounded, significant, time_unit
+from ..runs import Run, Search
+from ..searches import Approach, Searches, searched_values, trial_number
+from ..sections import missing_note
+from ..statistics import Statistic
+from .against_static import round_numbers
+from .figure import Figure, Row
+from .style import FILL, STROKE, Legend, Palette, layered, small_title, tooltip
+
+_TRIALS = "#8a8a8a"
+_SIZE = {"width": 330, "height": 230}
+
+
+def searching(searches: Searches, palette: Palette) -> list[Figure]:
+    """The figures of searches, in the order of reading."""
+    figures = [growing_or_searching(searches, palette), front(searches, palette), history(searches, palette)]
+    return [figure for figure in figures if figure is not None]
+
+
+def growing_or_searching(searches: Searches, palette: Palette) -> Figure | None:
+    """Accuracy on the test split against the time of all training, and against parameters; None without approaches."""
+    if not searches.approaches:
+        return None
+    legend = _legend(palette, [found.name for found in searches.approaches])
+    unit, length = time_unit(max(network.seconds for found in searches.approaches for network in found.networks))
+    data: dict[str, list[Row]] = {}
+    charts: list[alt.LayerChart] = []
+    for preset in searches.presets:
+        approaches = [found for found in searches.approaches if found.preset == preset]
+        if not approaches:
+            continue
+        data[preset] = [_approach(found, unit, length) for found in approaches]
+        data[f"{preset} runs"] = [
+            {"strategy": found.name, "seconds": rounded(network.seconds / length),
+             "parameters": network.result.parameters, "accuracy": rounded(100 * network.result.accuracy)}
+            for found in approaches for network in found.networks
+        ]  # fmt: skip
+        for field, title in (("seconds", f"total training time, {unit}"), ("parameters", "parameters")):
+            chart = _approaches(preset, field, title, data[f"{preset} runs"], legend, with_legend=not charts)
+            charts.append(chart.properties(title=small_title(preset)))
+    return Figure(
+        f"{searches.name}-growing-or-searching",
+        "Test accuracy against total training time, and against parameters",
+        "Large marks are means over seeds, with one standard deviation; small ones are single seeds. The time of a "
+        "search is that of its trials and of the final training of what it chose. The first trials of a search are "
+        "those of a shorter one. Horizontal axes are logarithmic where values span more than a factor of ten.",
+        missing_note(searches.configurations),
+        alt.concat(*charts, columns=2, spacing=40),
+        legend.colored(data),
+        hint="Point at a mark to see its numbers.",
+    )
+
+
+def _approaches(
+    name: str, field: str, title: str, runs: Sequence[Row], legend: Legend, with_legend: bool
+) -> alt.LayerChart:
+    x = _axis(field, title, [row[field] for row in runs])
+    y = alt.Y("accuracy:Q", title="test accuracy, %", scale=alt.Scale(zero=False, padding=8))
+    low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
+    rows, each = legend.rows(name), legend.rows(f"{name} runs")
+    numbers = tooltip("strategy:N", "seeds:Q", "test accuracy, %:N", "number of parameters:N", "training time:N")
+    means = rows.mark_point(filled=True, size=100, opacity=1).encode(x=x, y=y, shape=legend.shape, tooltip=numbers)
+    bars = rows.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.3)
+    return layered(
+        each.mark_point(filled=True, size=16, opacity=0.5).encode(x=x, y=y, fill=FILL),
+        bars.encode(x=x, y=low, y2=alt.Y2("high:Q"), stroke=STROKE),
+        legend.attach(means) if with_legend else means.encode(fill=FILL),
+        **_SIZE,
+    )
+
+
+def front(searches: Searches, palette: Palette) -> Figure | None:
+    """Trials by validation accuracy and parameters with their front; tested networks beside; None without trials."""
+    longest = {id(budget.search): budget for budget in searches.budgets}
+    names = {budget.name for budget in longest.values()}
+    grown = [found for found in searches.approaches if not found.searched]
+    legend = _legend(palette, [*(found.name for found in grown), *names])
+    data: dict[str, list[Row]] = {}
+    charts: list[alt.LayerChart] = []
+    for preset in searches.presets:
+        budgets = [budget for budget in longest.values() if budget.search.settings.preset == preset]
+        trials = [row for budget in budgets for row in _trials(budget.search)]
+        if not trials:
+            continue
+        data[f"{preset} trials"] = trials
+        data[f"{preset} chosen"] = [
+            {"strategy": budget.name, "seed": budget.search.settings.seed, **_point(trial)}
+            for budget in budgets for trial, _ in budget.chosen
+        ]  # fmt: skip
+        data[f"{preset} tested"] = [
+            *({"strategy": budget.name, "seed": budget.search.settings.seed, **_point(final)}
+              for budget in budgets for _, final in budget.chosen if final is not None and final.result is not None),
+            *({"strategy": found.name, "parameters": network.result.parameters,
+               "accuracy": rounded(100 * network.result.accuracy)}
+              for found in grown if found.preset == preset
+              for network in found.networks),
+        ]  # fmt: skip
+        tested = data[f"{preset} tested"]
+        x = _axis("parameters", "parameters", [row["parameters"] for row in (*trials, *tested)])
+        charts.append(
+            _front(preset, x, legend, with_legend=not charts).properties(title=small_title(f"{preset}: trials"))
+        )
+        charts.append(_tested(preset, x, legend).properties(title=small_title(f"{preset}: chosen and grown")))
+    if not charts:
+        return None
+    return Figure(
+        f"{searches.name}-front",
+        "Trials and their Pareto front; what was chosen, and grown networks",
+        "Left: every trial of the longest search of each seed, by accuracy on held-out data; the lines are the fronts: "
+        "no other trial is both smaller and better. Hollow: stopped before the last epoch. Right: on the test split, "
+        "after training on the whole training split.",
+        missing_note(searches.configurations),
+        alt.concat(*charts, columns=2, spacing=40),
+        legend.colored(data),
+        hint="Point at a mark to see its settings and numbers.",
+    )
+
+
+def _front(preset: str, x: alt.X, legend: Legend, with_legend: bool) -> alt.LayerChart:
+    y = alt.Y("accuracy:Q", title="validation accuracy, %", scale=alt.Scale(zero=False, padding=8))
+    trials = alt.Chart(alt.NamedData(name=f"{preset} trials"))
+    numbers = tooltip("trial:N", "seed:N", "settings:N", "state:N", "accuracy:Q", "parameters:Q")
+    hollow = alt.condition("datum.state == 'stopped'", alt.value("#ffffff"), alt.value(_TRIALS))
+    marks = trials.mark_point(size=32, stroke=_TRIALS, opacity=0.9).encode(x=x, y=y, fill=hollow, tooltip=numbers)
+    line = trials.transform_filter("datum.front").mark_line(interpolate="step-after", strokeWidth=1.2, color="#222")
+    chosen = legend.rows(f"{preset} chosen").mark_point(filled=True, size=95, opacity=1)
+    chosen = chosen.encode(x=x, y=y, shape=legend.shape)
+    return layered(
+        line.encode(x=x, y=y, detail=alt.Detail("seed:N")),
+        marks,
+        legend.attach(chosen) if with_legend else chosen.encode(fill=FILL),
+        **_SIZE,
+    )
+
+
+def _tested(preset: str, x: alt.X, legend: Legend) -> alt.LayerChart:
+    y = alt.Y("accuracy:Q", title="test accuracy, %", scale=alt.Scale(zero=False, padding=8))
+    points = legend.rows(f"{preset} tested").mark_point(filled=True, size=80, opacity=0.9)
+    numbers = tooltip("strategy:N", "seed:N", "accuracy:Q", "parameters:Q")
+    return layered(points.encode(x=x, y=y, fill=FILL, shape=legend.shape, tooltip=numbers), **_SIZE)
+
+
+def history(searches: Searches, palette: Palette) -> Figure | None:
+    """The best validation accuracy so far, against trials and against seconds of training; None without trials."""
+    unit, length = time_unit(max((budget.trial_seconds for budget in searches.budgets), default=0.0))
+    data: dict[str, list[Row]] = {}
+    charts: list[alt.LayerChart] = []
+    for preset in searches.presets:
+        rows = [
+            row for search in searches.searches if search.settings.preset == preset for row in _history(search, length)
+        ]
+        if not rows:
+            continue
+        data[preset] = rows
+        last = max(row["trials"] for row in rows)
+        ticks = list(range(0, last + 1, math.ceil(last / 10)))[1:]
+        for field, title in (("trials", "trials"), ("seconds", f"time of training, {unit}")):
+            x = alt.X(f"{field}:Q", title=title, axis=alt.Axis(values=ticks) if field == "trials" else alt.Axis())
+            y = alt.Y("best:Q", title="best validation accuracy, %", scale=alt.Scale(zero=False, padding=8))
+            chart = alt.Chart(alt.NamedData(name=preset))
+            seeds = alt.Color("seed:N", title="seed", scale=alt.Scale(scheme="dark2"))
+            lines = chart.mark_line(interpolate="step-after").encode(x=x, y=y, color=seeds)
+            numbers = tooltip("trial:N", "seed:N", "accuracy:Q", "best:Q", "seconds:Q")
+            dots = chart.mark_point(filled=True, size=24).encode(x=x, y=y, color=seeds, tooltip=numbers)
+            charts.append(layered(lines, dots, title=small_title(preset), **_SIZE))
+    if not charts:
+        return None
+    return Figure(
+        f"{searches.name}-history",
+        "The best trial so far",
+        "Validation accuracy of the best trial so far, after each trial, and against the seconds of training that all "
+        "trials together have taken.",
+        missing_note(searches.configurations),
+        alt.concat(*charts, columns=2, spacing=40),
+        data,
+    )
+
+
+def _legend(palette: Palette, names: Sequence[str]) -> Legend:
+    return Legend({name: color for name, color in palette.colors.items() if name in names})
+
+
+def _axis(field: str, title: str, values: Sequence[float]) -> alt.X:
+    """A logarithmic axis if values span more than a factor of ten."""
+    form = "~s" if field == "parameters" else ",.4~r"
+    if not needs_log_axis(values):
+        scale = alt.Scale(zero=False, nice=False, padding=14)
+        return alt.X(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(format=form, tickCount=6))
+    ends = [min(values) / 1.2, max(values) * 1.2]
+    axis = alt.Axis(format=form, values=round_numbers(*ends))
+    return alt.X(f"{field}:Q", title=title, scale=alt.Scale(type="log", domain=ends, nice=False), axis=axis)
+
+
+def _approach(found: Approach, unit: str, length: float) -> Row:
+    return {
+        "strategy": found.name, "seeds": len(found.networks), "accuracy": rounded(found.accuracy.mean),
+        "seconds": rounded(found.seconds.mean / length), "parameters": rounded(found.parameters.mean),
+        **_ends(found.accuracy),
+        "test accuracy, %": plus_minus(found.accuracy, ".2f"), "number of parameters": plus_minus(found.parameters),
+        "training time": f"{significant(found.seconds, 1 / length)} {unit}",
+    }  # fmt: skip
+
+
+def _ends(found: Statistic) -> Row:
+    return {} if found.sd is None else {"low": rounded(found.low), "high": rounded(found.high)}
+
+
+def _point(run: Run) -> Row:
+    """The last accuracy of a run, and its size."""
+    last = run.result or run.epochs[-1]
+    return {"parameters": last.parameters, "accuracy": rounded(100 * (last.accuracy or 0.0))}
+
+
+def _trials(search: Search) -> list[Row]:
+    results = {run.path.name: run.result for run in search.trials if run.result is not None}
+    best = choose(results, Goal("pareto", search.record.max_parameters))
+    return [
+        {"trial": run.path.name, "seed": search.settings.seed, "state": run.state,
+         "settings": searched_values(search, run.settings), "front": run.path.name in best, **_point(run)}
+        for run in search.trials if run.epochs and run.state in ("finished", "stopped")
+    ]  # fmt: skip
+
+
+def _history(search: Search, length: float) -> list[Row]:
+    rows: list[Row] = []
+    best = seconds = 0.0
+    goal = Goal(max_parameters=search.record.max_parameters)
+    for run in search.trials:
+        seconds += run.train_seconds
+        if run.result is not None and goal.allows(run.result.parameters):
+            best = max(best, 100 * run.result.accuracy)
+        if best:
+            rows.append(
+                {"trial": run.path.name, "trials": trial_number(run), "seed": search.settings.seed,
+                 "best": rounded(best), "seconds": rounded(seconds / length),
+                 **({"accuracy": rounded(100 * run.result.accuracy)} if run.result else {})}
+            )  # fmt: skip
+    return rows
