@@ -281,7 +281,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+    "number",
+    [signal.SIGKILL, *(pytest.param(each, marks=pytest.mark.long) for each in (signal.SIGINT, signal.SIGTERM))],
 )
 def test_an_interrupted_sweep_that_is_resumed_equals_an_uninterrupted_one(
     number: int, nodes: Cluster, uninterrupted: Path, tmp_path: Path
