@@ -88,10 +88,13 @@ class Seen:
     @property
     def shapes(self) -> Shapes:
         """Current shapes of the producer's and the consumer's weight."""
-        producer, consumer = (
-            self.model.get_parameter(axis.tensor) for axis in (self.route.producer, self.route.consumer)
-        )
+        producer, consumer = (self._tensor(axis.tensor) for axis in (self.route.producer, self.route.consumer))
         return producer.shape, consumer.shape
+
+    def _tensor(self, name: str) -> Tensor:
+        path, _, own = name.rpartition(".")
+        found: Tensor = getattr(self.model.get_submodule(path), own)  # of a layer that was pruned since, no parameter
+        return found
 
     @property
     def stale(self) -> bool:
