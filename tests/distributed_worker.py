@@ -47,7 +47,11 @@ def convolutional() -> nn.Sequential:
     )  # fmt: skip
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"dense": lambda: mlp(6, 4, 4, 3), "convolutional": convolutional}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "dense": lambda: mlp(6, 4, 4, 3),
+    "convolutional": convolutional,
+    "wide": lambda: mlp(6, 40, 4, 3),  # so wide that need fits the rows of several steps together
+}
 
 
 def wrapped(model: nn.Module, **options: Any) -> nn.Module:
@@ -85,10 +89,10 @@ def result_of(model: nn.Module, grower: ng.Grower | None) -> dict[str, Any]:
     return {"weights": weights, "equal": bool(flags), "events": events}
 
 
-def run(strategy: str, kind: str = "dense", steps: int = 24, **options: Any) -> dict[str, Any]:
+def run(strategy: str, kind: str = "dense", steps: int = 24, max_width: int = 16, **options: Any) -> dict[str, Any]:
     model = wrapped(MODELS[kind](), **options)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    grower = ng.Grower(model, optimizer, strategy, buffer=128, max_width=16, seed=3)
+    grower = ng.Grower(model, optimizer, strategy, buffer=128, max_width=max_width, seed=3)
     train(model, optimizer, grower, range(steps))
     return result_of(model, grower)
 
@@ -282,6 +286,7 @@ def everything(directory: Path) -> dict[str, Any]:
     return {
         "strategies": {name: run(name) for name in STRATEGIES},
         "convolutional": run("need", "convolutional"),
+        "wide": run("need", "wide", max_width=80),
         "compiled": compiled(),
         "made before wrapping": made_before_wrapping(),
         "by hand": by_hand(),

@@ -61,6 +61,8 @@ def test_two_processes_grow_as_one_on_the_joined_batch(both: tuple[dict[str, Any
     grown = [strategy for strategy in worker.STRATEGIES if one["strategies"][strategy]["events"]]
     assert len(grown) >= 5
     check_equal(two["convolutional"], one["convolutional"])
+    assert one["wide"]["events"]
+    check_equal(two["wide"], one["wide"])
     check_equal(two["accumulation"], one["accumulation"])
     assert one["dropped"]["events"]
     check_equal(two["dropped"], one["dropped"])
