@@ -89,10 +89,12 @@ def result_of(model: nn.Module, grower: ng.Grower | None) -> dict[str, Any]:
     return {"weights": weights, "equal": bool(flags), "events": events}
 
 
-def run(strategy: str, kind: str = "dense", steps: int = 24, max_width: int = 16, **options: Any) -> dict[str, Any]:
+def run(
+    strategy: str, kind: str = "dense", steps: int = 24, max_width: int = 16, buffer: int = 128, **options: Any
+) -> dict[str, Any]:
     model = wrapped(MODELS[kind](), **options)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    grower = ng.Grower(model, optimizer, strategy, buffer=128, max_width=max_width, seed=3)
+    grower = ng.Grower(model, optimizer, strategy, buffer=buffer, max_width=max_width, seed=3)
     train(model, optimizer, grower, range(steps))
     return result_of(model, grower)
 
@@ -272,6 +274,28 @@ def resumed(directory: Path) -> dict[str, Any]:
     return results
 
 
+def loaded_by_all(directory: Path) -> dict[str, Any]:
+    """Training that goes on from the file of the first process."""
+    results = {}
+    path = directory / "first.pt"
+    for stop in (None, 9):
+        model = wrapped(MODELS["dense"]())
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        grower = ng.Grower(model, optimizer, "north-select", buffer=128, max_width=16)
+        if stop is None:
+            train(model, optimizer, grower, range(9))
+            if rank() == 0:
+                str(grower)  # communicates with no other process
+                ng.save(path, model, optimizer, grower)
+            dist.barrier()
+        else:
+            ng.load(path, model, optimizer, grower)
+        own = len(grower.buffer.calls)
+        train(model, optimizer, grower, range(9, 20))
+        results[f"{stop}"] = result_of(model, grower) | {"calls": own}
+    return results
+
+
 def killed() -> None:
     model = wrapped(MODELS["dense"]())
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
@@ -285,7 +309,14 @@ def killed() -> None:
 def everything(directory: Path) -> dict[str, Any]:
     return {
         "strategies": {name: run(name) for name in STRATEGIES},
-        "convolutional": run("need", "convolutional"),
+        "convolutional": {
+            strategy: run(strategy, "convolutional") for strategy in ("need", "north-select", "north-integrated")
+        },
+        "few samples": {
+            # Of the smaller buffer, one process has all samples.
+            f"{kind} {buffer}": run("north-select", kind, max_width=24, buffer=buffer)
+            for kind, buffer in (("dense", 20), ("dense", 72), ("convolutional", 20))
+        },
         "wide": run("need", "wide", max_width=80),
         "compiled": compiled(),
         "made before wrapping": made_before_wrapping(),
@@ -297,8 +328,9 @@ def everything(directory: Path) -> dict[str, Any]:
     }
 
 
-def only_in_several() -> dict[str, Any]:
+def only_in_several(directory: Path) -> dict[str, Any]:
     return {
+        "loaded by all": loaded_by_all(directory),
         "no_sync": inside_no_sync(),
         "seed": different(seed=[0, 1]),
         "strategy": different(strategy=["need", "north-random"]),
@@ -312,7 +344,7 @@ def main() -> None:
     torch.set_num_threads(1)
     directory, what = Path.cwd(), sys.argv[1]
     dist.init_process_group("gloo")
-    results = trainer(directory) if what == "trainer" else everything(directory) | only_in_several()
+    results = trainer(directory) if what == "trainer" else everything(directory) | only_in_several(directory)
     if rank() == 0:
         torch.save(results, directory / "results.pt")
     dist.barrier()

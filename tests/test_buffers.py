@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from neurogenesis import metrics
-from neurogenesis.passes.buffers import Activations
+from neurogenesis.passes.activations import Activations, Batch, SharedActivations
+from neurogenesis.passes.ranks import Ranks
 from tests import oracles
 
 
@@ -106,3 +110,53 @@ def test_batches_may_have_different_numbers_of_positions() -> None:
 def test_half_precision_does_not_overflow() -> None:
     assert Activations([torch.ones(512, 256, 1, dtype=torch.float16)]).finite
     assert not Activations([torch.full((5, 2, 1), float("nan"))]).finite
+
+
+@dataclass(frozen=True)
+class Simulated(Ranks):
+    """One of several processes, which gets the batches of all of them."""
+
+    number: int = 0
+    batches: list[list[Tensor]] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        return self.number
+
+    def tensors(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
+        return self.batches
+
+
+@given(
+    seed=st.integers(0, 999),
+    calls=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=6),
+    neurons=st.sampled_from([1, 5, 40]),
+    positions=st.sampled_from([1, 4]),
+    limit=st.integers(1, 100),
+    kind=st.sampled_from(KINDS),
+)
+def test_activations_of_several_processes_are_those_of_one(
+    seed: int, calls: list[tuple[int, int]], neurons: int, positions: int, limit: int, kind: str
+) -> None:
+    """Each call is made by a process, and has a number of samples; none if it does not reach the layer."""
+    seen = batches(seed, [samples for _, samples in calls], neurons, positions, kind)
+    alone = Activations([batch for batch in seen if len(batch)]).latest(limit)
+    described = [
+        Batch.of(rank, Batch.numbers(batch if len(batch) else None))
+        for (rank, _), batch in zip(calls, seen, strict=True)
+    ]
+    kept: list[list[Tensor]] = [[], [], []]
+
+    def shared(rank: int) -> SharedActivations | None:
+        own = [batch if len(batch) else None for (of, _), batch in zip(calls, seen, strict=True) if of == rank]
+        ranks = Simulated(number=rank, batches=kept)
+        return SharedActivations.latest_of(own, described, limit, ranks, torch.device("cpu"))
+
+    for rank in range(3):
+        found = shared(rank)
+        assert (found is None) == (not alone.batches)
+        kept[rank] = [] if found is None else found._batches
+    for rank in range(3):
+        if (found := shared(rank)) is not None:
+            assert (found.columns, found.neurons, found.dtype) == (alone.columns, alone.neurons, alone.dtype)
+            assert all(torch.equal(a, b) for a, b in zip(found.batches, alone.batches, strict=True))

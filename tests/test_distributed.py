@@ -60,7 +60,10 @@ def test_two_processes_grow_as_one_on_the_joined_batch(both: tuple[dict[str, Any
         check_equal(two["strategies"][strategy], one["strategies"][strategy])
     grown = [strategy for strategy in worker.STRATEGIES if one["strategies"][strategy]["events"]]
     assert len(grown) >= 5
-    check_equal(two["convolutional"], one["convolutional"])
+    for name in ("convolutional", "few samples"):
+        for case, alone in one[name].items():
+            assert alone["events"], case
+            check_equal(two[name][case], alone)
     assert one["wide"]["events"]
     check_equal(two["wide"], one["wide"])
     check_equal(two["accumulation"], one["accumulation"])
@@ -103,6 +106,14 @@ def test_resumed_training_is_bit_identical(both: tuple[Any, Any]) -> None:
             whole, after = results["resumed"][f"{strategy} None"], results["resumed"][f"{strategy} 9"]
             assert whole["events"] == after["events"]
             assert all(torch.equal(a, b) for a, b in zip(whole["weights"], after["weights"], strict=True))
+
+
+def test_the_file_of_the_first_process_serves_all(both: tuple[Any, Any]) -> None:
+    whole, after = both[0]["loaded by all"].values()
+    assert whole["equal"] and after["equal"]
+    before = [event for event in whole["events"] if event[0] <= 9]
+    assert after["events"][: len(before)] == before
+    assert whole["calls"] == after["calls"] > 0  # in the first process
 
 
 def test_processes_that_differ_are_refused(both: tuple[Any, Any]) -> None:

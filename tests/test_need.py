@@ -339,18 +339,28 @@ def test_a_network_that_is_too_small_grows_and_stops_by_itself() -> None:
         assert event.metric > event.threshold >= 1 / 40
 
 
-def test_a_width_that_is_done_is_asked_again_after_as_many_steps() -> None:
-    """On random labels there is nothing to learn, until there is."""
+def test_noise_is_no_need() -> None:
     grower = growing(0)
-    none = ((x, torch.randn(64, 3)) for x, _ in problem())
-    train(grower, 19, none)
-    assert not grower._schedule.done
-    train(grower, 1, none)
-    assert set(grower._schedule.done.values()) == {40} and not grower.history.events
-    assert str(grower).count("done until step 40, unless another width grows") == 2
-    train(grower, 19, problem())
+    train(grower, 100, ((x, torch.randn(64, 3)) for x, _ in problem()))
     assert not grower.history.events
-    train(grower, 20, problem())
+
+
+@pytest.mark.parametrize(("ratio", "steps"), [(1e-3, 20), (-1e-3, 10)], ids=["little signal", "no signal"])
+def test_a_width_without_need_is_asked_again_after_as_many_steps(
+    ratio: float, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grower = growing(0)
+    batches = problem()
+    with monkeypatch.context() as patch:
+        patch.setattr(Window, "statistics", lambda _: (ratio, 0.01, 0.0))
+        train(grower, steps - 1, batches)
+        assert not grower._schedule.done
+        train(grower, 1, batches)
+    assert set(grower._schedule.done.values()) == {2 * steps}
+    assert str(grower).count(f"done until step {2 * steps}, unless another width grows") == 2
+    train(grower, steps - 1, batches)
+    assert not grower.history.events
+    train(grower, 20, batches)
     assert grower.history.events
 
 

@@ -14,7 +14,7 @@ import neurogenesis as ng
 from neurogenesis import metrics
 from neurogenesis.candidates.trials import Trials
 from neurogenesis.initializations import Select
-from neurogenesis.passes.buffers import Activations
+from neurogenesis.passes.activations import Activations
 from tests import oracles, promises
 from tests.cases import CASES, Case
 from tests.growing import always, loss_of

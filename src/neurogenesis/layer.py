@@ -16,7 +16,8 @@ from .candidates.chains import consumed_by_chain, verified_chain
 from .candidates.grown import stack_values
 from .candidates.trials import Candidates, Trials
 from .candidates.windows import Pass, rows_match
-from .passes.buffers import Activations, Buffer, Untrained
+from .passes.activations import Activations
+from .passes.buffers import Buffer, Untrained
 from .passes.ranks import ALONE, Ranks
 from .passes.replay import Call
 from .passes.routes import Route

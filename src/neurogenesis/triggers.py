@@ -20,7 +20,8 @@ from .candidates.windows import Record, Window, after_step
 from .defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
-from .passes.buffers import Activations, Untrained
+from .passes.activations import Activations
+from .passes.buffers import Untrained
 from .passes.seen import NotFinite, check_finite
 from .surgery.plan import Plan
 
@@ -317,9 +318,9 @@ class Need(Trigger):
 
     If R is p percent above the threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
     its size. Layers are asked after 5, 10 and 20 steps, so one with great need grows soon, and little need is measured
-    carefully. A layer whose R is not above noise and `ratio` in a whole window is done, until another layer grows or
-    training has gone on for as long again. While it is above, but the present neurons have their turn, it looks at ten
-    steps, pauses for ten, and begins a new window.
+    carefully. A layer whose R is not above noise and `ratio` in a whole window, or not above zero after ten steps, is
+    done, until another layer grows or training has gone on for as long again. While it is above, but the present
+    neurons have their turn, it looks at ten steps, pauses for ten, and begins a new window.
 
     Args:
         window: number of gradient steps in a window.
@@ -357,7 +358,8 @@ class Need(Trigger):
         noise = max(self.ratio, 3 * error)
         threshold = max(noise, present / 6)
         layer.memory["latest"] = metric, threshold
-        if window.steps == self.window:
+        over = self._is_over(window.steps, metric)
+        if over:
             del layer.memory["window"]
         if metric > threshold:  # which ends the window
             part = min(max((metric / threshold - 1) / 2, 1 / 16), 1.0)
@@ -365,7 +367,11 @@ class Need(Trigger):
         if metric > noise and window.steps >= min(_PATIENCE, self.window):
             layer.memory.pop("window", None)
             return Decision(0, metric, threshold, _PAUSE)  # the present neurons come first: ask again later
-        return Decision(0, metric, threshold, 1 if window.steps < self.window else math.inf)
+        return Decision(0, metric, threshold, math.inf if over else 1)
+
+    def _is_over(self, steps: int, metric: float) -> bool:
+        """Whether a window is over: it is complete, or the first half of it shows no signal at all."""
+        return steps == self.window or (steps >= _PATIENCE and metric <= 0)
 
     def prepare(self, layers: Sequence[Layer]) -> None:
         """Several processes exchange the sums of all layers at once; a single one saves memory without this."""
@@ -432,7 +438,7 @@ class Need(Trigger):
 
 
 _FIRST_CHECK = 5  # steps: fewer say little about noise
-_PATIENCE, _PAUSE = 10, 10  # steps of a window after which a layer waits for its present neurons, and for how long
+_PATIENCE, _PAUSE = 10, 10  # steps of a window after which a layer may be left alone, and for how long it pauses
 
 Final = int | float | Mapping[str, int | float] | None
 

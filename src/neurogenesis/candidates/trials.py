@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..passes.buffers import Activations, Buffer
+from ..passes.activations import Activations
+from ..passes.buffers import Buffer
 from ..passes.replay import Call, Watch, replay, replays
 from ..passes.routes import Route, select_neurons
 from ..passes.seen import NotFinite, Pair, check_finite

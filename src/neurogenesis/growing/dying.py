@@ -49,7 +49,7 @@ class DeadNeurons:
 
     def patience(self, optimizers: Sequence[Optimizer]) -> int:
         """Number of gradient steps for which a neuron must have been dead."""
-        return max(round(5 / (1 - momentum(optimizers))), len(self.buffer.calls))
+        return max(round(5 / (1 - momentum(optimizers))), self.buffer.passes)
 
     def look(self, step: int, patience: int) -> dict[Layer, Dropping]:
         """What to drop now, by layer."""

@@ -568,8 +568,8 @@ class Grower:
             "sizes": {width.name: width.size for width in self._widths.growable} if self._widths else {},
             "generator": self.generator.get_state(),
             "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
-            "pending": [(call.args, call.kwargs, call.autocast) for call in self.buffer.pending],
-            "shared": self.buffer.shared,
+            "rank": self._taps.ranks.rank if self.buffer.rank is None else self.buffer.rank,
+            "passes": self.buffer.passes,
             "example": None if first is None else (first.args, first.kwargs, first.autocast),
             "history": self.history.state_dict(),
             "dead": None if self._dead is None else self._dead.state(),
@@ -583,7 +583,7 @@ class Grower:
         """
         if state["strategy"] != repr(self.strategy):
             raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
-        calls, pending = ([Call.from_parts(*call) for call in state.get(key, ())] for key in ("calls", "pending"))
+        calls = [Call.from_parts(*call) for call in state["calls"]]
         if self._layers is None and state["layers"]:
             self._taps.begin(Call.from_parts(*state["example"]))
         own_names, saved_names = {layer.name for layer in self._layers or ()}, set(state["layers"])
@@ -609,9 +609,7 @@ class Grower:
         self._check_budget()
         self._prepare_passes()
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
-        self.buffer.clear()
-        self.buffer.calls[:], self.buffer.pending[:] = calls, pending
-        self.buffer.shared = state.get("shared", False)
+        self.buffer.take(calls, state["rank"], state["passes"])
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         self.history.load_state_dict(state["history"])
         if self._dead is not None:

@@ -3,140 +3,28 @@
 All activations of a measurement come from the same weights. Activations recorded in training passes would come from
 different weights, and would have to be stored, resized and saved. Running the current model again costs one forward
 pass per measurement, so `Grower` measures only when a decision may change.
+
+Of several processes, each keeps its own inputs and runs the model on them. Inputs are exchanged only for what cannot be
+added up, such as trial runs.
 """
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import zip_longest
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import metrics
-from ..explained import Moments
 from ..structure.axes import named_tensors
 from ..structure.widths import Width
+from .activations import Activations, Batch, SharedActivations
 from .ranks import ALONE, Ranks
 from .replay import Call, Watch, replays
 from .routes import Route, select_neurons
-
-
-@dataclass
-class Activations:
-    """Activations of one layer: per batch, samples x neurons x positions. Batches may differ in size."""
-
-    batches: list[Tensor]
-
-    @property
-    def neurons(self) -> int:
-        return self.batches[0].shape[1]
-
-    @property
-    def columns(self) -> int:
-        """Number of activations per neuron."""
-        return sum(batch.shape[0] * batch.shape[2] for batch in self.batches)
-
-    @cached_property
-    def finite(self) -> bool:
-        return all(_all_finite(batch) for batch in self.batches)
-
-    @property
-    def matrix(self) -> Tensor:
-        """All activations as one matrix, neurons x columns."""
-        return torch.cat([metrics.by_neuron(batch) for batch in self.batches], 1)
-
-    @property
-    def moments(self) -> Moments:
-        """Sums and products of the neurons in double precision."""
-        sums = torch.stack([batch.sum((0, 2), dtype=torch.float64) for batch in self.batches]).sum(0)
-        return Moments(self.columns, sums, self._gram)
-
-    def of(self, neuron: int) -> Tensor:
-        """All activations of one neuron."""
-        return torch.cat([batch[:, neuron].flatten() for batch in self.batches])
-
-    def products(self, candidates: Activations) -> metrics.Products:
-        """Products of these neurons and of candidates on the same samples, in batches of the same sizes."""
-        parts = zip(self.batches, candidates.batches, strict=True)
-        return metrics.products_of((metrics.by_neuron(own), metrics.by_neuron(new)) for own, new in parts)
-
-    def latest(self, samples: int) -> Activations:
-        """Keep only the latest samples."""
-        kept: list[Tensor] = []
-        for batch in reversed(self.batches):
-            if samples <= 0:
-                break
-            kept.insert(0, batch[-samples:])
-            samples -= len(batch)
-        return Activations(kept)
-
-    def rank(self, eps: float, scale: Tensor | None = None, enough: int | None = None) -> int:
-        """Effective rank, with each neuron's row multiplied by its entry of `scale` if given.
-
-        If a cheaper bound shows that the rank is at most `enough`, returns that bound. Uses single precision unless an
-        eigenvalue is too close to eps².
-        """
-        if self.columns <= self.neurons:
-            matrix = self.matrix
-            return metrics.quick_rank(matrix if scale is None else matrix * scale[:, None].to(matrix), eps)
-        if self.neurons >= metrics.MIN_NEURONS_FLOAT32 and self.batches[0].dtype == torch.float32:
-            gram = _scale_gram(self._single_gram, scale)
-            found = metrics.eigenvalues_surely_above(gram, self.columns * eps**2, metrics.rounding(gram), enough)
-            if found is not None:
-                return found
-        return metrics.eigenvalues_above(_scale_gram(self._gram, scale) / self.columns, eps**2)
-
-    def orthogonality(self, scale: Tensor | None = None, by_sample: bool = False) -> float:
-        """Orthogonality of neurons x columns or, if `by_sample`, of (neurons x positions) x samples.
-
-        The latter uses only batches with as many positions as the latest.
-        """
-        if not by_sample:
-            return metrics.orthogonality_of_gram(_scale_gram(self._gram, scale), self.columns)
-        rows = self.samples
-        return metrics.orthogonality(metrics.by_sample(rows if scale is None else rows * scale[:, None].to(rows)))
-
-    @property
-    def samples(self) -> Tensor:
-        """Samples x neurons x positions, from the batches with as many positions as the latest."""
-        positions = self.batches[-1].shape[2]
-        return torch.cat([batch for batch in self.batches if batch.shape[2] == positions])
-
-    @cached_property
-    def _gram(self) -> Tensor:
-        """Gram matrix of the neurons in double precision, summed over chunks of columns to save memory."""
-        total: Tensor | None = None
-        for batch in self.batches:
-            matrix = metrics.by_neuron(batch)
-            wide = torch.promote_types(matrix.dtype, torch.float64)
-            for part in matrix.split(max(1, _CHUNK_ENTRIES // len(matrix)), 1):  # type: ignore[no-untyped-call]
-                part = part.to(wide)
-                total = part @ part.mH if total is None else total.addmm_(part, part.mH)
-        assert total is not None
-        return total
-
-    @cached_property
-    def _single_gram(self) -> Tensor:
-        """Gram matrix of the neurons from products in single precision."""
-        parts = [part for batch in self.batches for part in metrics.products(metrics.by_neuron(batch).T)]
-        return parts[0].double() if len(parts) == 1 else torch.stack(parts).sum(0, dtype=torch.float64)
-
-
-_CHUNK_ENTRIES = 2**18  # entries per chunk: 2 MB in double precision, which fits in the cache
-
-
-def _all_finite(values: Tensor) -> bool:
-    wide = torch.promote_types(values.dtype, torch.float32)  # half precision would overflow
-    return math.isfinite(float(torch.linalg.vector_norm(values, dtype=wide)))
-
-
-def _scale_gram(gram: Tensor, scale: Tensor | None) -> Tensor:
-    return gram if scale is None else gram * torch.outer(scale, scale).to(gram)
 
 
 @dataclass(frozen=True)
@@ -224,9 +112,11 @@ class Buffer:
     def __init__(self, model: nn.Module, limit: int):
         self.model, self.limit = model, limit
         self.ranks = ALONE  # the processes that train the model together
-        self.calls: list[Call] = []
-        self.pending: list[Call] = []  # of several processes: those of this one that are not yet exchanged
-        self.shared = False  # whether `calls` are those of several processes
+        self.calls: list[Call] = []  # of this process
+        self.rank: int | None = None  # the process that saved the calls, if they were loaded, until `join`
+        self.passes = 0  # number of calls in the process that has the most, at the latest exchange
+        self._all: list[tuple[int, Call]] | None = None  # calls of all processes, between `exchange` and the next pass
+        self._fetched: list[Call] | None = None  # the same with the tensors of other processes
         self.seed = 0  # seed of random operations in the model, such as dropout
         self.untrained: Untrained | None = None  # kept until every layer has been measured in it
         self.inputs_overwritten = False  # whether the model or the caller writes into the inputs
@@ -239,89 +129,106 @@ class Buffer:
     def add(self, call: Call) -> None:
         """Add the inputs of a call of the model and drop the oldest ones beyond the limit."""
         self.clear_activations()
-        if self.ranks is ALONE:
-            self.calls.append(call)
-            _drop_oldest(self.calls, self._needed)
-        else:
-            self.pending.append(call)
-            _drop_oldest(self.pending, -(-self.limit // self.ranks.count))
+        self.calls.append(call)
+        _drop_oldest(self.calls, self._most_items(self._watched, self.calls, self.ranks.count))
         self._training_modes = [(module, module.training) for module in self.model.modules()]
 
     def join(self, ranks: Ranks) -> None:
         """Measure on the inputs of all processes from now on."""
         self.ranks = ranks
-        if not self.shared:
-            self.pending[:0] = self.calls
-            self.calls.clear()
-            self.shared = True
+        if self.rank not in (None, ranks.rank):
+            self.calls.clear()  # they were saved by another process, which has them
+        self.rank = None
+
+    def take(self, calls: Sequence[Call], rank: int, passes: int) -> None:
+        """Go on with saved calls.
+
+        Args:
+            calls: the calls.
+            rank: the process that saved them.
+            passes: their number in the process that had the most.
+        """
+        self.clear()
+        self.calls[:], self.rank, self.passes = calls, rank, passes
+        if self.ranks is not ALONE:
+            self.join(self.ranks)
 
     def exchange(self) -> None:
-        """Exchange inputs with the other processes, before all of them measure activations on the same ones."""
-        if self.ranks is not ALONE:
-            received = self.ranks.calls(self.pending)
-            self.pending.clear()
-            for calls in zip_longest(*received):
-                self.calls += [call for call in calls if call is not None]
-            _drop_oldest(self.calls, self._needed)
-
-    @property
-    def _needed(self) -> int:
-        """Number of items of batches that some width is measured on."""
-        return max(map(self.items, self._watched), default=self.limit)
+        """Tell the other processes of the inputs, before all of them measure activations on the same ones."""
+        if self.ranks is ALONE:
+            self.passes = len(self.calls)
+        else:
+            self._all, self._fetched = _interleaved(self.ranks.described_calls(self.calls)), None
+            self.passes = max(Counter(rank for rank, _ in self._all).values(), default=0)
 
     @property
     def latest(self) -> Call | None:
         """The latest inputs in this process."""
-        own = self.calls if self.ranks is ALONE else self.pending
-        return own[-1] if own else None
+        return self.calls[-1] if self.calls else None
 
     def clear(self) -> None:
         """Discard all inputs."""
         self.calls.clear()
-        self.pending.clear()
         self.clear_activations()
 
     @property
-    def samples(self) -> int:
-        return sum(call.samples for call in self.calls)
+    def _known(self) -> list[Call]:
+        """The calls of all processes after `exchange`, without the tensors of others; else those of this one."""
+        return self.calls if self._all is None else [call for _, call in self._all]
 
     def full(self, name: str) -> bool:
         """Whether the inputs hold as many samples of a width as a measurement should have."""
         rows = self._rows.get(name, Rows())
-        return sum(call.samples * rows.in_item(call) for call in self.calls) >= self.limit
+        return sum(call.samples * rows.in_item(call) for call in self._known) >= self.limit
 
     def items(self, name: str) -> int:
         """Number of latest items of batches that a width is measured on.
 
         Those of sequences are whole, and have two rows per neuron if there are as many: rows cost little there.
         """
+        return self._items(name, self._known)
+
+    def _items(self, name: str, calls: Sequence[Call], share: int = 1) -> int:
+        """Number of latest items of calls, which one of `share` processes has made."""
         rows = self._rows.get(name)
         if rows is None:
-            return self.limit
-        items, missing = 0, max(self.limit, 2 * self._watched[name][0].size)
-        for call in reversed(self.calls):
+            return -(-self.limit // share)
+        items, missing = 0, -(-max(self.limit, 2 * self._watched[name][0].size) // share)
+        for call in reversed(calls):
             taken = min(call.samples, -(-missing // max(1, rows.in_item(call))))
             items, missing = items + taken, missing - taken * rows.in_item(call)
             if missing <= 0:
                 break
         return items
 
+    def _most_items(self, names: Iterable[str], calls: Sequence[Call], share: int = 1) -> int:
+        """The largest number of latest items that some width is measured on."""
+        return max((self._items(name, calls, share) for name in names), default=-(-self.limit // share))
+
     def calls_for(self, names: Iterable[str]) -> list[Call]:
-        """The latest calls that widths are measured on."""
-        missing = max(map(self.items, names), default=self.limit)
-        kept: list[Call] = []
-        for call in reversed(self.calls):
-            if missing <= 0:
-                break
-            kept.insert(0, call)
-            missing -= call.samples
-        return kept
+        """The latest calls that widths are measured on, of all processes after `exchange`."""
+        calls = self.calls if self._all is None else self._with_tensors()
+        return calls[self._first(names, calls) :]
+
+    def _with_tensors(self) -> list[Call]:
+        """The calls of all processes, which exchange them."""
+        if self._fetched is None:
+            self._fetched = [call for _, call in _interleaved(self.ranks.calls(self.calls))]
+        return self._fetched
+
+    def _first(self, names: Iterable[str], calls: Sequence[Call]) -> int:
+        """Number of the oldest of all calls that widths are measured on."""
+        missing, first = self._most_items(names, calls), len(calls)
+        while missing > 0 and first > 0:
+            first -= 1
+            missing -= calls[first].samples
+        return first
 
     def count_rows(self, call: Call) -> None:
         """Count each position of a sequence as a sample, at the widths that have positions in this call."""
         points = {name: Point.of(*each) for name, each in self._watched.items()}
         evaluation = [(module, "training", False) for module in self.model.modules()]
-        for name, seen in self._run([call], points, attributes=evaluation).items():
+        for name, seen in _together(self._runs([call], points, attributes=evaluation)).items():
             positions = seen.batches[0].shape[2] // points[name].positions.shape[1]
             if (rows := Rows.of(positions, call)) != Rows():
                 self._rows[name] = rows
@@ -332,28 +239,28 @@ class Buffer:
 
     def drop_overwritten(self) -> bool:
         """Drop inputs that were modified in place; returns whether that removed all of them."""
-        own = self.calls if self.ranks is ALONE else self.pending
-        intact = [call for call in own if call.intact]
-        lost = bool(own) and not intact
-        own[:] = intact
+        intact = [call for call in self.calls if call.intact]
+        lost = bool(self.calls) and not intact
+        self.calls[:] = intact
         return lost
 
     def request(self, names: Iterable[str]) -> None:
         """Announce the layers to be measured, so that one run of the model serves all of them."""
-        self.clear_activations()
+        self._seen.clear()
         self._requested = list(names)
 
     def clear_activations(self) -> None:
         """Discard all activations because the model or its inputs change."""
         self._seen.clear()
         self._requested = []
+        self._all = self._fetched = None
 
     def activations(self, name: str) -> Activations | None:
         """Activations of a layer in the current model; None if no input has reached it."""
         if name not in self._seen:
             names = self._requested if name in self._requested else [name]
             points = {each: Point.of(*self._watched[each]) for each in names if each in self._watched}
-            self._seen |= self._latest(self._run(self.calls_for(points), points, attributes=self._modes))
+            self._seen |= self._measured(points, attributes=self._modes)
         return self._seen.get(name)
 
     def at(self, points: Mapping[str, Point], *, evaluation: bool = False) -> dict[str, Activations]:
@@ -362,7 +269,8 @@ class Buffer:
         With `evaluation`, the model runs in evaluation mode, else in the mode that it had on its inputs.
         """
         modes = [(module, "training", False) for module in self.model.modules()] if evaluation else self._modes
-        return self._run(self.calls, points, attributes=modes, all_calls=True)
+        calls = self.calls if self._all is None else self._with_tensors()
+        return _together(self._runs(calls, points, attributes=modes, all_calls=True))
 
     def untrained_activations(self, name: str) -> Activations | None:
         """Activations of a layer in the untrained model on the same inputs."""
@@ -371,8 +279,7 @@ class Buffer:
         points = {name: self.untrained.points[name]}
         modules = dict(self.model.named_modules(remove_duplicate=False))
         attributes = [(modules[path], attribute, value) for path, attribute, value in self.untrained.attributes]
-        seen = self._run(self.calls_for(points), points, self.untrained.tensors, [*self._modes, *attributes])
-        return self._latest(seen).get(name)
+        return self._measured(points, self.untrained.tensors, [*self._modes, *attributes]).get(name)
 
     def remember_untrained(self, fan_out_norms: Mapping[str, Tensor]) -> None:
         """Save a copy of the untrained model, to measure its layers once there are enough inputs."""
@@ -389,22 +296,48 @@ class Buffer:
         """The modes of modules in training, where they differ from the current ones."""
         return [(module, "training", mode) for module, mode in self._training_modes if module.training != mode]
 
-    def _latest(self, seen: Mapping[str, Activations]) -> dict[str, Activations]:
-        return {name: each.latest(self.items(name)) for name, each in seen.items()}
+    def _measured(
+        self,
+        points: Mapping[str, Point],
+        tensors: Mapping[str, Tensor] | None = None,
+        attributes: Sequence[tuple[nn.Module, str, Any]] = (),
+    ) -> dict[str, Activations]:
+        """Activations at the points of widths in the latest calls, of all processes after `exchange`."""
+        known = self._known
+        first = self._first(points, known)
+        if self._all is None:
+            found = _together(self._runs(known[first:], points, tensors, attributes))
+            return {name: each.latest(self.items(name)) for name, each in found.items()}
+        measured, rank = self._all[first:], self.ranks.rank
+        own = self._runs([call for of, call in measured if of == rank], points, tensors, attributes)
+        batches = [[seen[name][0] if name in seen else None for name in points] for seen in own]
+        shapes = [list(map(Batch.numbers, each)) for each in batches]
+        numbers = torch.tensor(shapes, dtype=torch.int64).reshape(-1, len(points), 4)
+        counts = Counter(of for of, _ in measured)
+        of_all = [
+            iter(each.tolist()) for each in self.ranks.gathered(numbers, [counts[r] for r in range(self.ranks.count)])
+        ]
+        described = [(of, next(of_all[of])) for of, _ in measured]
+        device = next(iter(named_tensors(self.model).values())).device
+        result: dict[str, Activations] = {}
+        for number, name in enumerate(points):
+            ours, everyones = [each[number] for each in batches], [Batch.of(of, each[number]) for of, each in described]
+            if shared := SharedActivations.latest_of(ours, everyones, self.items(name), self.ranks, device):
+                result[name] = shared
+        return result
 
-    def _run(
+    def _runs(
         self,
         calls: Sequence[Call],
         points: Mapping[str, Point],
         tensors: Mapping[str, Tensor] | None = None,
         attributes: Sequence[tuple[nn.Module, str, Any]] = (),
         all_calls: bool = False,
-    ) -> dict[str, Activations]:
-        """Run the model on calls, up to the last of the points, and record the activations there.
+    ) -> list[dict[str, list[Tensor]]]:
+        """Run the model on calls, up to the last of the points; returns the activations there, for each call.
 
         Of a layer called more than once, the first call counts, unless `all_calls` do.
         """
-        batches: dict[str, list[Tensor]] = {name: [] for name in points}
         seen: dict[str, list[Tensor]] = {}
 
         def record(name: str, module: nn.Module, h: Tensor) -> None:
@@ -421,10 +354,27 @@ class Buffer:
             watches.append(Watch(module, point.side, partial(record, name, module)))
         if all_calls:  # a run ends when every watch has acted: the last one acts when the model is done
             watches.append(Watch(self.model, "output", lambda _: None))
+        result = []
         with replays(self.model, tensors=tensors, attributes=attributes, seed=self.seed) as run:
             for call in calls:
                 seen.clear()
                 run(call.copied() if self.inputs_overwritten else call, watches)
-                for name, values in seen.items():
-                    batches[name] += values
-        return {name: Activations(own) for name, own in batches.items() if own}
+                result.append(dict(seen))
+        return result
+
+
+def _together(runs: Sequence[Mapping[str, Sequence[Tensor]]]) -> dict[str, Activations]:
+    """Activations of several calls, by name."""
+    names = dict.fromkeys(name for seen in runs for name in seen)
+    return {name: Activations([batch for seen in runs for batch in seen.get(name, ())]) for name in names}
+
+
+def _interleaved(calls: Sequence[Sequence[Call]]) -> list[tuple[int, Call]]:
+    """The calls of each process in the order in which they were made, with the number of the process.
+
+    The latest calls of all processes were made together, and so on.
+    """
+    result: list[tuple[int, Call]] = []
+    for age in reversed(range(max(map(len, calls)))):
+        result += [(rank, own[-1 - age]) for rank, own in enumerate(calls) if age < len(own)]
+    return result

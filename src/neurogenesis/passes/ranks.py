@@ -40,6 +40,11 @@ class Ranks:
         return 1 if self.group is None else dist.get_world_size(self.group)
 
     @property
+    def rank(self) -> int:
+        """The number of this process."""
+        return 0 if self.group is None else dist.get_rank(self.group)
+
+    @property
     def _device(self) -> torch.device:
         """Where tensors must be to be sent."""
         return torch.device("cuda" if "nccl" in dist.get_backend(self.group) else "cpu")
@@ -77,11 +82,12 @@ class Ranks:
                 found[number] = sent.to(tensor.device)
         return found
 
-    def gathered(self, rows: Tensor) -> list[Tensor]:
-        """The rows of each process, which may differ in number."""
+    def gathered(self, rows: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
+        """The rows of each process, which may differ in number; the numbers of all processes, if they are known."""
         if self.group is None:
             return [rows]
-        lengths = [int(length) for length in self._received(torch.tensor([len(rows)]))]
+        if lengths is None:
+            lengths = [int(length) for length in self._received(torch.tensor([len(rows)]))]
         missing = max(lengths) - len(rows)
         padded = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
         return [theirs[:length] for theirs, length in zip(self._received(padded), lengths, strict=True)]
@@ -114,22 +120,22 @@ class Ranks:
 
     def calls(self, own: Sequence[Call]) -> list[list[Call]]:
         """Calls of the model in each process, with copies of their tensors."""
-        if self.group is None:
-            return [list(own)]
-        tensors: list[Tensor] = []
-
-        def taken_out(tensor: Tensor) -> _Place:
-            tensors.append(tensor)
-            return _Place(len(tensors) - 1)
-
-        parts = [tree_map_only(Tensor, taken_out, (call.args, call.kwargs, call.autocast)) for call in own]
-        kinds = [_Kind.of(tensor) for tensor in tensors]
-        described = self._descriptions((parts, kinds))
+        parts, tensors = _without_tensors(own)
+        described = self._descriptions((parts, [_Kind.of(tensor) for tensor in tensors]))
         received = self._exchanged(tensors, [kinds for _, kinds in described])
-        return [
-            [Call.from_parts(*tree_map_only(_Place, lambda place: theirs[place.number], each)) for each in calls]  # noqa: B023
-            for (calls, _), theirs in zip(described, received, strict=True)
-        ]
+        return [_with_tensors(calls, theirs) for (calls, _), theirs in zip(described, received, strict=True)]
+
+    def described_calls(self, own: Sequence[Call]) -> list[list[Call]]:
+        """Calls of the model in each process; those of other processes with tensors that have a shape only."""
+        parts, tensors = _without_tensors(own)
+        described = self._descriptions((parts, [_Kind.of(tensor) for tensor in tensors]))
+        found = [_with_tensors(calls, [kind.empty for kind in kinds]) for calls, kinds in described]
+        found[self.rank] = list(own)
+        return found
+
+    def tensors(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Copies of the tensors of each process, which may differ in number, shapes and types."""
+        return self._exchanged(own, self.objects([_Kind.of(tensor) for tensor in own]))
 
     def _descriptions(self, own: Any) -> list[Any]:
         """An object of each process; it is sent only if one has changed, as most calls are alike."""
@@ -171,9 +177,29 @@ class _Kind:
         """Number of bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def empty(self) -> Tensor:
+        """A tensor without content."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
     def tensor(self, content: Tensor) -> Tensor:
         """The tensor whose bytes these are, in memory of its own: torch cannot save tensors of two types in one."""
         return content.clone().view(self.dtype).reshape(self.shape).to(self.device)
+
+
+def _without_tensors(calls: Sequence[Call]) -> tuple[list[Any], list[Tensor]]:
+    """Parts of calls with places instead of tensors, and the tensors."""
+    tensors: list[Tensor] = []
+
+    def taken_out(tensor: Tensor) -> _Place:
+        tensors.append(tensor)
+        return _Place(len(tensors) - 1)
+
+    return [tree_map_only(Tensor, taken_out, (call.args, call.kwargs, call.autocast)) for call in calls], tensors
+
+
+def _with_tensors(parts: Sequence[Any], tensors: Sequence[Tensor]) -> list[Call]:
+    return [Call.from_parts(*tree_map_only(_Place, lambda place: tensors[place.number], each)) for each in parts]
 
 
 def _short(text: str, length: int = 200) -> str:
