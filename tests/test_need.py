@@ -391,6 +391,7 @@ def test_a_width_that_is_done_is_not_looked_at_until_another_one_grows() -> None
     assert not any(layer.seen.pairs for layer in grower.layers if layer.seen is not None)
     assert str(grower).count(", unless another width grows") == 2
     grower._schedule.reopen()  # as growth does
+    grower._prepare_passes()
     train(grower, 2, problem(seed=1))
     assert "window" in grower.layers[0].memory
 

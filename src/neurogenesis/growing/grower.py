@@ -146,6 +146,7 @@ class Grower:
         self._widths: Widths | None = None
         self._first_call: Call | None = None  # the example, or the first training pass
         self._stepped = False
+        self._busy_from: float = 0  # the first step after which there is something to do
         self._warned: set[str] = set()
         self._warned_few_samples: set[str] = set()
         self._measured: set[str] = set()  # layers whose activations have been measured
@@ -295,6 +296,11 @@ class Grower:
         Returns:
             The events of this step, often none: growth and, with `prune`, neurons dropped.
         """
+        taps = self._taps
+        if self.steps + 1 < self._busy_from and self._stepped and taps.forward_passes:
+            self.steps += 1  # nothing else to do, so that it takes no time
+            self._stepped, taps.forward_passes, taps.backward_passes = False, 0, 0
+            return []
         with ordinary_tensors(), torch.no_grad():
             return self._step(closure)
 
@@ -336,7 +342,7 @@ class Grower:
         else:
             self.steps += 1
             names = self._schedule.due(self.steps)
-            if due := [layer for layer in self._layers if layer.name in names]:
+            if due := [layer for layer in self._layers if layer.name in names and not layer.full]:
                 events = self._look(due, closure)
             if self._dead is not None:
                 events = events + self._drop(self._dead)
@@ -349,12 +355,10 @@ class Grower:
         """Record what the next look needs; a model that has just grown runs uncompiled, as it may grow again soon."""
         events = self.history.events
         grown = bool(events) and self.steps - events[-1].step < MAX_INTERVAL
-        self._taps.want(self._next_looks(), eagerly=grown)
-
-    def _next_looks(self) -> frozenset[str]:
-        """Names of the widths to look at after the next gradient step."""
-        full = {layer.name for layer in self._layers or () if layer.full}
-        return self._schedule.due(self.steps + 1) - full
+        growable = {layer.name for layer in self._layers or () if not layer.full}
+        self._taps.want(self._schedule.due(self.steps + 1) & growable, eagerly=grown)
+        # Before the next look, its passes are prepared.
+        self._busy_from = 0 if grown or self._dead is not None else self._schedule.next_look(growable) - 1
 
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None and self._widths is not None
@@ -379,9 +383,8 @@ class Grower:
                 seen.clear()
         if self._taps.keep_inputs:
             self.buffer.exchange()
-        asked = [layer for layer in due if not layer.full]
-        self.buffer.request(layer.name for layer in asked)
-        for layer in asked:
+        self.buffer.request(layer.name for layer in due)
+        for layer in due:
             if closure is None and self.strategy.initialization.needs_loss(layer):
                 raise TypeError(
                     f"{layer.name}: this strategy evaluates the loss again: call grower.step(closure) with a function "
@@ -392,8 +395,8 @@ class Grower:
         growing: list[tuple[Layer, Decision, int]] = []
         trigger = self.strategy.trigger
         try:
-            trigger.prepare(asked)
-            decisions = [(layer, trigger(layer)) for layer in asked]
+            trigger.prepare(due)
+            decisions = [(layer, trigger(layer)) for layer in due]
         except NotFinite as error:
             self._skip_look(error)
             return []
@@ -409,7 +412,7 @@ class Grower:
             if count > 0:
                 growing.append((layer, decision, count))
             decided.append((layer, decision))
-        self._warn_about_samples(asked)
+        self._warn_about_samples(due)
         events = self._grow(growing, closure) if growing else []
         grown = {event.width for event in events}
         for layer, decision in decided:

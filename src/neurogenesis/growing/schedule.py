@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -40,6 +40,12 @@ class Schedule:
             for name, state in self._states.items()
             if step >= state.next_look or (self.every is not None and not state.done)
         )
+
+    def next_look(self, names: Collection[str]) -> float:
+        """The first step at which one of these widths may be due."""
+        if self.every is not None:
+            return 0
+        return min((self._states[name].next_look for name in names), default=math.inf)
 
     def record_look(self, name: str, step: int, patient: bool, grown: bool, wait: float | None = None) -> None:
         """Set the next look at a width: after `wait` steps if given; else, if its trigger is patient, each look without

@@ -56,6 +56,7 @@ class Taps:
         self._on_first_call = on_first_call
         self._call: Call | None = None
         self.wanted: frozenset[str] = frozenset()  # widths whose gradients are needed at the next step
+        self.idle = False  # whether nothing is recorded: training passes are only counted, which takes no time
         self._watched: Sequence[Seen] = ()
         self.stepped_since_backward = False  # whether the optimizer has stepped since the last backward pass
         self._tapped: set[tuple[str, ...]] = set()
@@ -100,6 +101,9 @@ class Taps:
         Passes that are recorded run eagerly even if the model is compiled, and all if `eagerly`.
         """
         self.wanted = names
+        self.idle = not (names or self.keep_inputs or self._on_first_call is not None)
+        if self.idle:
+            self._call, self.backward_visible, self.synchronized = None, False, True
         self.run_eagerly(bool(names) or eagerly)
         if names and not self._point_handles:
             self._point_handles = [observe(*point) for point in self._points]
@@ -142,7 +146,11 @@ class Taps:
     # --- hooks -------------------------------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if module is self.model:
+        if module is not self.model:
+            return
+        if self.idle:
+            self.forward_passes += module.training and torch.is_grad_enabled()
+        else:
             self.enter(args, kwargs)
 
     def enter(self, args: Any, kwargs: Any) -> None:
