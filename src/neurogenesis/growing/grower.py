@@ -374,7 +374,8 @@ class Grower:
                 )
         lost = self.buffer.drop_overwritten() and "activations" in self.strategy.uses
         recorded = [seen for layer in due for seen in layer.all_seen]
-        intact, *present = self._taps.ranks.least([not lost, *(bool(seen.pairs) for seen in recorded)])
+        flags = not lost, self.buffer.known, *(bool(seen.pairs) for seen in recorded)
+        intact, known, *present = self._taps.ranks.least(flags)
         if not intact:
             self._warn("the model's inputs were modified in place before grower.step(): no growth at such steps")
             return []
@@ -382,7 +383,7 @@ class Grower:
             if not in_all:  # in some process, no gradient has reached it
                 seen.clear()
         if self._taps.keep_inputs:
-            self.buffer.exchange()
+            self.buffer.exchange(bool(known))
         self.buffer.request(layer.name for layer in due)
         for layer in due:
             if closure is None and self.strategy.initialization.needs_loss(layer):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ class Activations:
         if self.columns <= self.neurons:
             matrix = self.matrix
             return metrics.quick_rank(matrix if scale is None else matrix * scale[:, None].to(matrix), eps)
-        if self.neurons >= metrics.MIN_NEURONS_FLOAT32 and self.dtype == torch.float32:
+        if self._single:
             gram = _scale_gram(self._single_gram, scale)
             found = metrics.eigenvalues_surely_above(gram, self.columns * eps**2, metrics.rounding(gram), enough)
             if found is not None:
@@ -103,6 +104,11 @@ class Activations:
         """Samples x neurons x positions, from the batches with as many positions as the latest."""
         positions = self.batches[-1].shape[2]
         return torch.cat([batch for batch in self.batches if batch.shape[2] == positions])
+
+    @property
+    def _single(self) -> bool:
+        """Whether products in single precision save time."""
+        return self.neurons >= metrics.MIN_NEURONS_FLOAT32 and self.dtype == torch.float32
 
     @cached_property
     def _gram(self) -> Tensor:
@@ -144,6 +150,7 @@ class Batch:
         rank: the process.
         samples, neurons, positions: the shape; no samples if the call has not reached the layer.
         dtype: the type.
+        finite: whether all activations are finite.
     """
 
     rank: int
@@ -151,16 +158,17 @@ class Batch:
     neurons: int
     positions: int
     dtype: torch.dtype
+    finite: bool
 
     @staticmethod
     def numbers(batch: Tensor | None) -> list[int]:
-        """Shape and type of activations as numbers, to be sent to other processes."""
-        return [0, 0, 0, 0] if batch is None else [*batch.shape, _DTYPES.index(batch.dtype)]
+        """Describe activations by five numbers, to be sent to other processes."""
+        return [0] * 5 if batch is None else [*batch.shape, _DTYPES.index(batch.dtype), _all_finite(batch)]
 
     @staticmethod
     def of(rank: int, numbers: Sequence[int]) -> Batch:
-        samples, neurons, positions, dtype = numbers
-        return Batch(rank, samples, neurons, positions, _DTYPES[dtype])
+        samples, neurons, positions, dtype, finite = numbers
+        return Batch(rank, samples, neurons, positions, _DTYPES[dtype], bool(finite))
 
 
 _DTYPES = (
@@ -183,6 +191,8 @@ class SharedActivations(Activations):
     def __init__(self, own: list[Tensor], described: Sequence[Batch], ranks: Ranks, device: torch.device):
         super().__init__(own)
         self.described, self.ranks, self.device = described, ranks, device
+        self.together: Sequence[SharedActivations] = [self]  # of several layers, whose products are exchanged at once
+        self._summed: Tensor | None = None
 
     @staticmethod
     def latest_of(
@@ -229,21 +239,29 @@ class SharedActivations(Activations):
 
     @cached_property
     def finite(self) -> bool:
+        if all(each.finite for each in self.described):
+            return True
+        # What is not finite may be among the samples that were left out.
         (in_all,) = self.ranks.least([all(_all_finite(batch) for batch in self._batches)])
         return bool(in_all)
 
     @cached_property
     def _gram(self) -> Tensor:
-        return self._added_up(lambda own: own._gram, torch.promote_types(self.dtype, torch.float64))
+        return self.ranks.sums([self._own("_gram", torch.promote_types(self.dtype, torch.float64))])[0]
 
-    @cached_property
+    @property
     def _single_gram(self) -> Tensor:
-        return self._added_up(lambda own: own._single_gram, torch.float64)
+        if self._summed is None:
+            missing = [each for each in self.together if each is self or (each._single and each._summed is None)]
+            sums = self.ranks.sums([each._own("_single_gram", torch.float64) for each in missing])
+            for each, total in zip(missing, sums, strict=True):
+                each._summed = total
+        assert self._summed is not None
+        return self._summed
 
-    def _added_up(self, product: Callable[[Activations], Tensor], dtype: torch.dtype) -> Tensor:
-        """The sum over processes of a product of neurons; some may have no activations."""
-        if self._batches:
-            own = product(Activations(self._batches))
-        else:
-            own = torch.zeros(self.neurons, self.neurons, dtype=dtype, device=self.device)
-        return self.ranks.sums([own])[0]
+    def _own(self, name: Literal["_gram", "_single_gram"], dtype: torch.dtype) -> Tensor:
+        """Products of the neurons on the samples of this process, which may be none."""
+        if not self._batches:
+            return torch.zeros(self.neurons, self.neurons, dtype=dtype, device=self.device)
+        products: Tensor = getattr(Activations(self._batches), name)
+        return products

@@ -153,12 +153,21 @@ class Buffer:
         if self.ranks is not ALONE:
             self.join(self.ranks)
 
-    def exchange(self) -> None:
-        """Tell the other processes of the inputs, before all of them measure activations on the same ones."""
+    @property
+    def known(self) -> bool:
+        """Whether the other processes know the shapes of the inputs, because these are as at the latest exchange."""
+        return self.ranks is ALONE or self.ranks.know(self.calls)
+
+    def exchange(self, known: bool | None = None) -> None:
+        """Tell the other processes of the inputs, before all of them measure activations on the same ones.
+
+        Args:
+            known: whether the inputs of all processes are `known`; if None, the processes tell each other.
+        """
         if self.ranks is ALONE:
             self.passes = len(self.calls)
         else:
-            self._all, self._fetched = _interleaved(self.ranks.described_calls(self.calls)), None
+            self._all, self._fetched = _interleaved(self.ranks.described_calls(self.calls, known)), None
             self.passes = max(Counter(rank for rank, _ in self._all).values(), default=0)
 
     @property
@@ -312,19 +321,21 @@ class Buffer:
         own = self._runs([call for of, call in measured if of == rank], points, tensors, attributes)
         batches = [[seen[name][0] if name in seen else None for name in points] for seen in own]
         shapes = [list(map(Batch.numbers, each)) for each in batches]
-        numbers = torch.tensor(shapes, dtype=torch.int64).reshape(-1, len(points), 4)
+        numbers = torch.tensor(shapes, dtype=torch.int64).reshape(-1, len(points), 5)
         counts = Counter(of for of, _ in measured)
         of_all = [
             iter(each.tolist()) for each in self.ranks.gathered(numbers, [counts[r] for r in range(self.ranks.count)])
         ]
         described = [(of, next(of_all[of])) for of, _ in measured]
         device = next(iter(named_tensors(self.model).values())).device
-        result: dict[str, Activations] = {}
+        result: dict[str, SharedActivations] = {}
         for number, name in enumerate(points):
             ours, everyones = [each[number] for each in batches], [Batch.of(of, each[number]) for of, each in described]
             if shared := SharedActivations.latest_of(ours, everyones, self.items(name), self.ranks, device):
                 result[name] = shared
-        return result
+        for each in result.values():
+            each.together = list(result.values())
+        return dict(result)
 
     def _runs(
         self,

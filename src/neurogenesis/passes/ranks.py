@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -33,7 +34,7 @@ class Ranks:
     """A process group, or a single process if there is none. Methods must be called in all processes."""
 
     group: Any = None
-    _described: dict[bytes, list[Any]] = field(default_factory=dict, compare=False, repr=False)
+    _described: dict[bytes, list[_Description]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def count(self) -> int:
@@ -120,30 +121,38 @@ class Ranks:
 
     def calls(self, own: Sequence[Call]) -> list[list[Call]]:
         """Calls of the model in each process, with copies of their tensors."""
-        parts, tensors = _without_tensors(own)
-        described = self._descriptions((parts, [_Kind.of(tensor) for tensor in tensors]))
-        received = self._exchanged(tensors, [kinds for _, kinds in described])
+        described = self._descriptions(own)
+        received = self._exchanged(_tensors_of(own), [kinds for _, kinds in described])
         return [_with_tensors(calls, theirs) for (calls, _), theirs in zip(described, received, strict=True)]
 
-    def described_calls(self, own: Sequence[Call]) -> list[list[Call]]:
-        """Calls of the model in each process; those of other processes with tensors that have a shape only."""
-        parts, tensors = _without_tensors(own)
-        described = self._descriptions((parts, [_Kind.of(tensor) for tensor in tensors]))
+    def described_calls(self, own: Sequence[Call], known: bool | None = None) -> list[list[Call]]:
+        """Calls of the model in each process; those of other processes with tensors that have a shape only.
+
+        Args:
+            own: the calls of this process.
+            known: whether all processes `know` their own; if None, they tell each other.
+        """
+        described = self._descriptions(own, known)
         found = [_with_tensors(calls, [kind.empty for kind in kinds]) for calls, kinds in described]
         found[self.rank] = list(own)
         return found
+
+    def know(self, own: Sequence[Call]) -> bool:
+        """Whether other processes know the calls of this one, but for the content of tensors."""
+        return _key(own) in self._described
 
     def tensors(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
         """Copies of the tensors of each process, which may differ in number, shapes and types."""
         return self._exchanged(own, self.objects([_Kind.of(tensor) for tensor in own]))
 
-    def _descriptions(self, own: Any) -> list[Any]:
-        """An object of each process; it is sent only if one has changed, as most calls are alike."""
-        key = pickle.dumps(own)
-        (unchanged,) = self.least([key in self._described])
-        if not unchanged:
+    def _descriptions(self, own: Sequence[Call], known: bool | None = None) -> list[_Description]:
+        """The calls of each process without tensors; they are sent only if some have changed, as most are alike."""
+        key = _key(own)
+        if known is None:
+            (known,) = map(bool, self.least([key in self._described]))
+        if not known:
             self._described.clear()
-            self._described[key] = self.objects(own)
+            self._described[key] = self.objects(pickle.loads(key))
         return self._described[key]
 
     def _exchanged(self, own: Sequence[Tensor], kinds: Sequence[Sequence[_Kind]]) -> list[list[Tensor]]:
@@ -187,15 +196,22 @@ class _Kind:
         return content.clone().view(self.dtype).reshape(self.shape).to(self.device)
 
 
-def _without_tensors(calls: Sequence[Call]) -> tuple[list[Any], list[Tensor]]:
-    """Parts of calls with places instead of tensors, and the tensors."""
-    tensors: list[Tensor] = []
+_Description = tuple[list[Any], list[_Kind]]
+"""Parts of calls with places instead of tensors, and the kinds of the tensors."""
 
-    def taken_out(tensor: Tensor) -> _Place:
-        tensors.append(tensor)
-        return _Place(len(tensors) - 1)
 
-    return [tree_map_only(Tensor, taken_out, (call.args, call.kwargs, call.autocast)) for call in calls], tensors
+def _key(calls: Sequence[Call]) -> bytes:
+    """The description of calls, by which they can be compared."""
+    numbers = count()
+    parts = tree_map_only(
+        Tensor, lambda _: _Place(next(numbers)), [(call.args, call.kwargs, call.autocast) for call in calls]
+    )
+    description: _Description = parts, [_Kind.of(tensor) for tensor in _tensors_of(calls)]
+    return pickle.dumps(description)
+
+
+def _tensors_of(calls: Sequence[Call]) -> list[Tensor]:
+    return [tensor for call in calls for tensor in call.tensors]
 
 
 def _with_tensors(parts: Sequence[Any], tensors: Sequence[Tensor]) -> list[Call]:
