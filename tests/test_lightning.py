@@ -416,8 +416,20 @@ class Convolutional(Inner):
         self.net = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(18, 2))
 
 
-def test_a_strategy_that_evaluates_the_loss_again_gets_it() -> None:
-    module, callback = Convolutional(), GrowerCallback("nest", max_width=4)
+class OnlyBatch(Convolutional):
+    def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+        return super().training_step(batch, 0)
+
+
+class AnyArguments(Convolutional):
+    def training_step(self, *args: Any) -> Any:
+        batch, number = args
+        return super().training_step(batch, number)
+
+
+@pytest.mark.parametrize("make", [Convolutional, OnlyBatch, AnyArguments])
+def test_a_strategy_that_evaluates_the_loss_again_gets_it(make: type[Convolutional]) -> None:
+    module, callback = make(), GrowerCallback("nest", max_width=4)
     trainer(callback).fit(module, data())
     assert callback.grower is not None and callback.grower.widths == {"1": 4}
     assert untouched(module) and "log" not in vars(module)

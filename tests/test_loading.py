@@ -250,6 +250,21 @@ def test_a_state_of_another_architecture_is_refused(other: Callable[[], nn.Modul
     unchanged(model, lambda: ng.load_state_dict(model, other().state_dict(), example=X), ValueError, message)
 
 
+def test_a_file_of_another_architecture_is_refused_before_the_grower_resizes(tmp_path: Path) -> None:
+    saved = mlp(6, 4, 4, 3)
+    optimizer = torch.optim.Adam(saved.parameters(), 1e-2)
+    grower = ng.Grower(saved, optimizer, "north-select", buffer=128, max_width=20)
+    steps(saved, optimizer, grower, range(20))
+    assert grower.history.events
+    ng.save(tmp_path / "run.pt", saved, optimizer, grower)
+    target = mlp(6, 4, 4, 5)
+    own = torch.optim.Adam(target.parameters(), 1e-2)
+    fresh_grower = ng.Grower(target, own, "north-select", buffer=128, max_width=20)
+    unchanged(
+        target, lambda: ng.load(tmp_path / "run.pt", target, own, fresh_grower), ValueError, "another architecture"
+    )
+
+
 def test_shapes_that_contradict_each_other_are_refused() -> None:
     model, state = mlp(6, 8, 7, 3), source().state_dict()
     state["2.weight"] = torch.zeros(7, 9)

@@ -106,8 +106,7 @@ def fit(
     optimizer: Optimizers = None,
 ) -> dict[str, int]:
     """Resize a model to the shapes in a state, which the caller then loads; returns the new sizes of widths."""
-    tensors = named_tensors(model)
-    shapes = {name: tuple(state[name].shape) for name in tensors if isinstance(state.get(name), Tensor)}
+    tensors, shapes = named_tensors(model), _shapes(model, state)
     differing = [name for name, shape in shapes.items() if tensors[name].shape != shape]
     if not differing:
         return {}
@@ -129,6 +128,11 @@ def fit(
     with Surgery(model, optimizer, ages=False) as surgery:
         resize_widths(surgery, found, resized, torch.Generator().manual_seed(0))
     return resized
+
+
+def _shapes(model: nn.Module, state: State) -> dict[str, tuple[int, ...]]:
+    """Shapes in a state of the tensors that the model has."""
+    return {name: tuple(state[name].shape) for name in named_tensors(model) if isinstance(state.get(name), Tensor)}
 
 
 def save(
@@ -227,6 +231,8 @@ def load(
     state, sizes = _with_shared(model, content["model"]), SavedSizes.from_state(content["sizes"])
     _check_names(model, state)
     if grower is not None:
+        if sizes.widths:
+            sizes.plan(model, _shapes(model, state))  # refuses other models, before the grower resizes this one
         grower.load_state_dict(content["grower"])
     _load(model, state, sizes, None, True, optimizers)
     for each, saved in zip(optimizers, saved_optimizers, strict=False):

@@ -73,7 +73,9 @@ def loss_again(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_i
     """A function that returns the loss of a batch, for strategies that try neurons out; None where steps are manual."""
     if not pl_module.automatic_optimization:
         return None
-    arguments = (batch, batch_idx)[: len(inspect.signature(pl_module.training_step).parameters)]
+    parameters = inspect.signature(pl_module.training_step).parameters.values()
+    takes_index = len(parameters) > 1 or any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    arguments = (batch, batch_idx) if takes_index else (batch,)
 
     def loss() -> Any:
         with trainer.precision_plugin.train_step_context(), silent(pl_module), restoring_attributes(pl_module):

@@ -117,7 +117,16 @@ class SavedSizes:
         """Give the tensors of a model these shapes, with arbitrary values that the caller then loads over.
 
         Raises:
-            ValueError: if other axes than those of widths differ. Nothing is changed then.
+            ValueError: as `plan` does. Nothing is changed then.
+        """
+        with Surgery(model, optimizer, ages=False) as surgery:
+            surgery.apply(self.plan(model, shapes))
+
+    def plan(self, model: nn.Module, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        """Plan to give the tensors of a model these shapes.
+
+        Raises:
+            ValueError: if other axes than those of widths differ, or the model has other attributes.
         """
         tensors = named_tensors(model)
         edits = [edit for name, shape in shapes.items() for edit in self._edits(name, tensors[name], shape)]
@@ -129,8 +138,7 @@ class SavedSizes:
                 raise ValueError(f"the sizes are of another model: {path or 'the model'} has no attribute {name}")
             if present != value:
                 attributes.append((path, name, present, value))
-        with Surgery(model, optimizer, ages=False) as surgery:
-            surgery.apply(Plan("all widths", 0, 0, tuple(edits), tuple(attributes)))
+        return Plan("all widths", 0, 0, tuple(edits), tuple(attributes))
 
     def _edits(self, name: str, tensor: Tensor, shape: Sequence[int]) -> list[Edit]:
         if tensor.ndim != len(shape):
