@@ -25,11 +25,11 @@ BATCH = 64
 
 
 def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    return int(os.environ.get("RANK", 0))
 
 
 def world() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -132,6 +132,49 @@ def trainer(directory: Path) -> dict[str, Any]:
     callback = GrowerCallback("north-random", exclude=["*.pooler.*"], max_width=20, buffer=128)
     Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
     return result_of(model, callback.grower)
+
+
+def lightning(directory: Path) -> dict[str, Any]:
+    """Runs of Lightning's Trainer, whose training_step calls its network or itself; then a resumed one."""
+    import lightning as L
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from neurogenesis.integrations.lightning import GrowerCallback
+
+    class Module(L.LightningModule):
+        def __init__(self, calls_itself: bool):
+            super().__init__()
+            self.net, self.calls_itself = MODELS["dense"](), calls_itself
+
+        def forward(self, x: Tensor) -> Any:
+            return self.net(x)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            outputs: Tensor = self(batch[0]) if self.calls_itself else self.net(batch[0])
+            return (outputs - batch[1]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), 1e-2)
+
+    def fit(strategy: str, calls_itself: bool, epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
+        module, callback = Module(calls_itself), GrowerCallback(strategy, buffer=128, max_width=16, seed=3)
+        x = torch.randn(12 * BATCH, 6, generator=torch.Generator().manual_seed(0))
+        data = TensorDataset(x, (3 * x[:, :3]).sin())
+        trainer = L.Trainer(
+            max_epochs=epochs, devices=world(), accelerator="cpu", strategy="ddp" if world() > 1 else "auto",
+            callbacks=[callback], default_root_dir=directory, logger=False, use_distributed_sampler=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        loader = DataLoader(data, BATCH // world(), sampler=range(rank(), len(data), world()))
+        trainer.fit(module, loader, ckpt_path=checkpoint)
+        trainer.save_checkpoint(directory / f"{strategy}-{epochs}.ckpt")
+        return result_of(module, callback.grower)
+
+    results = {"its network": fit("north-select", False, 2), "itself": fit("north-select", True, 2)}
+    results["whole"] = fit("gradmax", False, 2)
+    fit("gradmax", False, 1)
+    results["resumed"] = fit("gradmax", False, 2, str(directory / "gradmax-1.ckpt"))
+    return results
 
 
 def always(layer: ng.Layer) -> int:
@@ -343,8 +386,10 @@ def only_in_several(directory: Path) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     directory, what = Path.cwd(), sys.argv[1]
-    dist.init_process_group("gloo")
-    results = trainer(directory) if what == "trainer" else everything(directory) | only_in_several(directory)
+    if what != "lightning":  # which does it itself
+        dist.init_process_group("gloo")
+    done = {"trainer": trainer, "lightning": lightning}.get(what)
+    results = everything(directory) | only_in_several(directory) if done is None else done(directory)
     if rank() == 0:
         torch.save(results, directory / "results.pt")
     dist.barrier()

@@ -85,6 +85,19 @@ def test_the_trainer_of_transformers_grows_in_two_processes(tmp_path: Path) -> N
     assert result["equal"] and result["events"]
 
 
+@pytest.mark.long  # importing Lightning, too
+def test_the_trainer_of_lightning_grows_in_two_processes_as_in_one(tmp_path: Path) -> None:
+    ran = torchrun(tmp_path, "-m", "tests.distributed_worker", "lightning")
+    assert ran.returncode == 0, ran.stderr[-5000:]
+    two, one = torch.load(tmp_path / "results.pt", weights_only=True), worker.lightning(tmp_path)
+    for name in ("its network", "itself", "whole"):
+        assert one[name]["events"]
+        check_equal(two[name], one[name])
+    assert two["resumed"]["events"] == two["whole"]["events"]
+    for a, b in zip(two["resumed"]["weights"], two["whole"]["weights"], strict=True):
+        assert torch.equal(a, b)
+
+
 def test_gradients_are_averaged_after_growth(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
     two, one = both
     for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view"):

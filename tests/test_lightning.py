@@ -404,12 +404,6 @@ def test_unknown_arguments_and_modules_are_named() -> None:
         trainer(growing(module="nett")).fit(Inner(), data())
 
 
-def test_processes_that_would_differ_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(L.Trainer, "world_size", 2)
-    with pytest.raises(RuntimeError, match="one process, and this Trainer has 2"):
-        trainer(growing()).fit(Inner(), data())
-
-
 class Convolutional(Inner):
     def __init__(self) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..passes.replay import Hook
+from ..passes.taps import is_redirected
 
 
 class OutermostCalls:
@@ -23,7 +24,7 @@ class OutermostCalls:
     def __init__(self, root: nn.Module, on_first: Callable[[str, tuple[Any, ...], dict[str, Any]], None]):
         self.paths: list[str] = []  # in the order of their first calls
         self._on_first = on_first
-        self._depth = 0
+        self._inside: list[bool] = []  # for each call that has not ended, whether it is one of a model
         self._busy = False
         self._handles: list[Any] = []
         for path, module in root.named_modules():
@@ -40,8 +41,9 @@ class OutermostCalls:
     def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._ignores():
             return
-        outermost = self._depth == 0 and module.training and torch.is_grad_enabled()
-        self._depth += 1
+        own = not is_redirected(module)
+        outermost = own and not any(self._inside) and module.training and torch.is_grad_enabled()
+        self._inside.append(own)
         if outermost and path not in self.paths:
             self.paths.append(path)
             if len(self.paths) == 1:
@@ -53,7 +55,7 @@ class OutermostCalls:
 
     def _leave(self, *_: Any) -> None:
         if not self._ignores():
-            self._depth -= 1
+            self._inside.pop()
 
     def _ignores(self) -> bool:
         return self._busy or torch._C._current_graph_task_id() != -1  # checkpointing runs modules in backward passes

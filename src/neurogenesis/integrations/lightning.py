@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..growing.grower import Grower
@@ -108,11 +109,6 @@ class GrowerCallback(Callback):
         if owner is not pl_module and (stage == "fit" or owner is None):
             self.grower, self._saved, self._path = None, None, self.module or ""
             self._sizes, self._owner = SavedSizes({}, {}, []), weakref.ref(pl_module)
-        if stage == "fit" and trainer.world_size > 1:
-            raise RuntimeError(
-                f"GrowerCallback grows a model in one process, and this Trainer has {trainer.world_size}: "
-                "use Trainer(devices=1)"
-            )
         load = partial(self._before_loading, trainer, pl_module, stage)
         save = partial(self._before_saving, pl_module)
         self._hooks = [
@@ -121,10 +117,10 @@ class GrowerCallback(Callback):
         ]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.model is not pl_module:
+        if trainer.model is not pl_module and not isinstance(trainer.model, DistributedDataParallel):
             raise RuntimeError(
                 f"the Trainer wraps the model in {type(trainer.model).__name__}, which keeps its parameters as they "
-                "are: use a strategy for one device, such as Trainer(devices=1, strategy='auto')"
+                "are: use a strategy for one device, or strategy='ddp' for several"
             )
         if getattr(pl_module, "_compiler_ctx", None) is not None:
             raise RuntimeError(

@@ -150,7 +150,7 @@ class Taps:
             return
         if self.idle:
             self.forward_passes += module.training and torch.is_grad_enabled()
-        else:
+        elif not is_redirected(module):
             self.enter(args, kwargs)
 
     def enter(self, args: Any, kwargs: Any) -> None:
@@ -256,6 +256,11 @@ class Taps:
         self.clear_records()
         self.buffer.clear()
         self._inputs.clear()
+
+
+def is_redirected(module: nn.Module) -> bool:
+    """Whether this call of a LightningModule is one of its training_step, through DistributedDataParallel."""
+    return getattr(vars(module).get("forward"), "__qualname__", "").startswith("_ForwardRedirection.")
 
 
 def _remove(handles: list[Any]) -> None:
