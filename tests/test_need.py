@@ -245,6 +245,16 @@ def test_without_signal_the_ratio_is_zero_on_average_and_hardly_ever_significant
     assert sum(ratio > max(1 / 40, 3 * error) for ratio, error, _ in results) <= 3
 
 
+@pytest.mark.parametrize("samples", [16, 100, 512, 2048])
+@pytest.mark.parametrize("positions", [1, 49, 256])
+def test_two_processes_sample_the_rows_that_one_does(samples: int, positions: int) -> None:
+    consumer = nn.Conv1d(3, 2, 3)
+    H = torch.arange(3.0 * samples * positions).reshape(samples, 3, positions)
+    whole = sampled_rows(consumer, Pass(H, H[:, :1], H), 1024)
+    halves = [sampled_rows(consumer, Pass(half, half[:, :1], half), 512) for half in H.chunk(2)]
+    assert len(whole) <= 2048 and torch.equal(torch.cat(halves), whole)
+
+
 def test_blocks_of_steps_hold_all_gradients_and_no_more_than_needed() -> None:
     consumer = nn.Linear(4, 6)
     steps = random_passes(consumer, 80, signal=0.5)
