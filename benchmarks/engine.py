@@ -91,7 +91,8 @@ def do(engine: Engine, runs: int, out: Path) -> Sweep:
 
 def figures(rounds: int, runs: int, workers: int) -> dict[str, Any]:
     """Seconds per run of both engines, and what the driver needs."""
-    from neurogenesis.experiments.engines.ray import cluster, connected  # not in every process of the pool
+    from neurogenesis.experiments.engines.ray import cluster  # not in every process of the pool
+    from neurogenesis.experiments.engines.ray_cluster import connected
 
     with tempfile.TemporaryDirectory() as directory, connected("local"):
         out = Path(directory)

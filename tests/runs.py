@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from neurogenesis.experiments.engines import Ended, NextJob, Place
+from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.record import (
     CHECKPOINT_FILE,
@@ -19,6 +21,7 @@ from neurogenesis.experiments.record import (
     SETTINGS_FILE,
     STEPS_FILE,
 )
+from neurogenesis.experiments.run import run
 from neurogenesis.experiments.settings import Settings
 
 
@@ -36,6 +39,17 @@ def tiny(preset: str = "digits", **changes: Any) -> Settings:
 def by_name(*runs: Settings) -> dict[str, Settings]:
     """Runs by their labels, which are their names in a study of one preset."""
     return {settings.label: settings for settings in runs}
+
+
+def here(next_job: NextJob, ended: Ended, place: Place) -> None:
+    """An engine that does one run after the other in this process."""
+    while (job := next_job()) is not None:
+        try:
+            run(job.settings, job.directory, root=place.root, device=place.device, threads=place.threads)
+        except UsageError as error:
+            ended(job, str(error))
+        else:
+            ended(job, None)
 
 
 def command(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -33,9 +33,11 @@ LIBRARY_FILES = [
 APPLICATION_FILES = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] in APPLICATION]
 FURTHER_FILES = {  # the extras that a file of the application may import besides
     PACKAGE / "experiments" / "engines" / "ray.py": "ray",
+    PACKAGE / "experiments" / "engines" / "ray_cluster.py": "ray",
     PACKAGE / "experiments" / "engines" / "ray_nodes.py": "ray",
     PACKAGE / "experiments" / "tuning" / "search.py": "tune",
     PACKAGE / "experiments" / "tuning" / "asha.py": "ray",
+    PACKAGE / "experiments" / "tuning" / "asha_trials.py": "ray",
 }
 
 

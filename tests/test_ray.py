@@ -1,7 +1,8 @@
-"""Sweeps on a Ray cluster: the records of one machine, whatever is killed, and one message for what is wrong."""
+"""Sweeps and searches on a Ray cluster: records as on one machine, whatever is killed; one message if it is wrong."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -9,13 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray.tune
 import torch
 from filelock import FileLock
 from ray._private.node import Node
@@ -24,13 +26,23 @@ from ray.cluster_utils import Cluster
 from neurogenesis.cli import main
 from neurogenesis.experiments.engines import Engine, Job, Place
 from neurogenesis.experiments.engines.pool import pool
-from neurogenesis.experiments.engines.ray import Request, cluster, cluster_room, connected
+from neurogenesis.experiments.engines.ray import cluster
+from neurogenesis.experiments.engines.ray_cluster import Request, cluster_room, connected, on_this_node
 from neurogenesis.experiments.engines.ray_nodes import examine, versions
 from neurogenesis.experiments.engines.transfer import Changes, Part, read_parts, write_parts
 from neurogenesis.experiments.errors import UsageError
+from neurogenesis.experiments.parsing import to_json
+from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.run import run
+from neurogenesis.experiments.run_directory import RunDirectory
 from neurogenesis.experiments.sweep import sweep
-from tests.runs import assert_same_run, by_name, command, lines, tiny
+from neurogenesis.experiments.tuning import asha
+from neurogenesis.experiments.tuning.asha_trials import Start, Starts, follow
+from neurogenesis.experiments.tuning.choice import Goal
+from neurogenesis.experiments.tuning.space import Space
+from neurogenesis.experiments.tuning.tune import plan_search, record_of, tune
+from neurogenesis.report import read
+from tests.runs import assert_same_run, by_name, command, here, lines, tiny
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),  # all in one worker, so that the cluster starts once
@@ -413,6 +425,191 @@ def test_a_node_that_cannot_write_the_output_says_so() -> None:
     found = examine(marker, marker.read_text(), [], None)
     assert found["shared"]
     assert found["problem"].startswith("cannot write to /proc/sys/kernel (")
+
+
+# --- searches ------------------------------------------------------------------------------------------------
+
+
+def search_space(searched: Sequence[str] = (), trials: int = 2, **changes: Any) -> Space:
+    """A search on the digits."""
+    return plan_search(PRESETS["digits"](**{"epochs": 2, "batch": 256, **changes}), searched, Goal(), trials)
+
+
+def test_a_search_that_was_begun_on_one_machine_goes_on_on_a_cluster(nodes: Cluster, tmp_path: Path) -> None:
+    space, alone, out = search_space(), tmp_path / "alone", tmp_path / "out"
+    whole = tune(space, alone, Goal(), 6, here)  # the last one depends on the results of the others
+    tune(space, out, Goal(), 2, here)
+    found = tune(space, out, Goal(), 6, cluster(out, workers=1))
+    assert (found.trials, found.chosen, found.failed) == (whole.trials, whole.chosen, {})
+    for name in [trial.name for trial in whole.trials] + [trial.final_name for trial in whole.chosen]:
+        assert_same_run(alone / name, out / name)
+
+
+@pytest.mark.parametrize("out", LONG_IF_SHARED, indirect=True)
+def test_ray_tune_stops_trials_that_are_behind(
+    nodes: Cluster, out: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    space = search_space(["learning_rate=1e-2,1e-6"], epochs=9, strategy="small")
+    good, bad = asha.draw(space, Goal(), 2)[0]
+    assert (good.settings.learning_rate, bad.settings.learning_rate) == (1e-2, 1e-6)
+    found = asha.tune_with_asha(space, out, Goal(), 2, workers=1)
+    assert (found.trials, found.chosen, found.failed) == ([good, bad], [good], {})
+    assert (out / bad.name / "stopped.txt").read_text().startswith("stopped after epoch 1 of 9")
+    assert len(lines(out / bad.name / "epochs.jsonl")) == 1 and not (out / bad.name / "result.json").exists()
+    states = [run.state for study in read([out]).studies for run in study.searches[0].trials]
+    assert states == ["finished", "stopped"]
+    alone = tmp_path_factory.mktemp("alone")
+    for settings, name in ((good.settings, good.name), (good.final_settings, good.final_name)):
+        run(settings, alone / name)
+        assert_same_run(alone / name, out / name)
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("epochs.jsonl")}
+    assert asha.tune_with_asha(space, out, Goal(), 2, workers=1) == found
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("epochs.jsonl")} == times
+
+
+def trial_workers(*nodes: Node) -> list[int]:
+    """The processes in which Ray Tune does trials."""
+    raylets = {process.process.pid for node in nodes for process in node.all_processes["raylet"]}
+    return [pid for pid, title in processes(raylets).items() if title.startswith("ray::ImplicitFunc")]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost", ["worker", "node"])
+def test_a_trial_of_ray_tune_whose_worker_or_node_is_lost_goes_on_from_its_last_checkpoint(
+    lost: str, nodes: Cluster, out: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    space = search_space(["learning_rate=1e-3,1e-2"], epochs=60, strategy="small")
+    alone = tmp_path_factory.mktemp("alone")
+    (node,) = nodes.worker_nodes
+    before = []
+    elsewhere = ray.remote(num_cpus=1, scheduling_strategy=on_this_node())(Starts).remote()  # so the trial is on `node`
+    ray.get(elsewhere.put.remote("", None))
+
+    def lose() -> None:
+        wait_until(lambda: 3 < len(saved(out, "trial-01")) < 30)
+        before.extend(saved(out, "trial-01"))
+        if lost == "worker":
+            (worker,) = trial_workers(node)
+            os.kill(worker, signal.SIGKILL)
+        else:
+            nodes.remove_node(node, allow_graceful=False)
+        ray.kill(elsewhere)
+
+    try:
+        with meanwhile(lose):
+            found = asha.tune_with_asha(space, out, Goal(), 1)
+    finally:
+        if lost == "node":
+            nodes.add_node(**NODE)
+            nodes.wait_for_nodes()
+    (trial,) = found.trials
+    assert (found.chosen, found.failed) == ([trial], {})
+    run(trial.settings, alone)
+    assert_same_run(alone, out / trial.name)
+    assert epochs(out, trial.name)[: len(before)] == before  # with the same times: they were not repeated
+
+
+@pytest.mark.long
+def test_a_trial_that_is_killed_at_every_start_is_given_up(nodes: Cluster, tmp_path: Path) -> None:
+    ended = threading.Event()
+    killed = set()
+
+    def kill() -> None:
+        while not ended.is_set():
+            for pid in trial_workers(*nodes.list_all_nodes()):
+                if pid not in killed and not (tmp_path / "trial-01" / "failure.txt").exists():
+                    killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    with meanwhile(kill):
+        try:
+            found = asha.tune_with_asha(search_space(epochs=100), tmp_path, Goal(), 1)
+        finally:
+            ended.set()
+    reason = "its worker or node was lost; given up after 3 times without a new checkpoint"
+    assert (found.chosen, found.failed) == ([], {"trial-01": reason})
+    assert (tmp_path / "trial-01" / "failure.txt").read_text() == reason + "\n"
+
+
+@pytest.mark.parametrize("out", ["fetched"], indirect=True)
+def test_a_trial_that_fails_by_itself_is_not_repeated(nodes: Cluster, out: Path) -> None:
+    space = search_space(["learning_rate=1e30,1e31"], strategy="small")
+    (out / "trial-02").mkdir()
+    (out / "search.json").write_text(json.dumps(to_json(record_of(space, Goal(), "asha", [2]))))
+    (out / "trial-02" / "thesis.tex").write_text("mine")
+    found = asha.tune_with_asha(space, out, Goal(), 2, workers=1)
+    assert found.chosen == [] and sorted(found.failed) == ["trial-01", "trial-02"]
+    assert "training diverged" in found.failed["trial-01"]
+    assert "training diverged" in (out / "trial-01" / "failure.txt").read_text()
+    assert f"{out / 'trial-02'} is not a run (it has thesis.tex)" in found.failed["trial-02"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("out", ["fetched"], indirect=True)
+def test_a_search_ends_if_what_trials_write_cannot_be_written(
+    nodes: Cluster, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(directory: Path, parts: list[Part]) -> None:
+        raise UsageError(f"cannot write to {directory} (No space left on device)")
+
+    monkeypatch.setattr(asha, "write_parts", full)
+    with pytest.raises(UsageError, match=r"cannot write to .*trial-01 \(No space left"):
+        asha.tune_with_asha(search_space(), out, Goal(), 1)
+
+
+def test_a_search_examines_nodes_before_any_trial(nodes: Cluster, tmp_path: Path) -> None:
+    space = plan_search(PRESETS["mnist"](), (), Goal(), 2)
+    place = Place(root=Path("/dev/null/data"))
+    with pytest.raises(UsageError, match=r"^node .* cannot read its data: mnist is not in /dev/null/data/mnist"):
+        asha.tune_with_asha(space, tmp_path, Goal(), 2, place, data=["mnist"])
+    with pytest.raises(UsageError, match=r"--cpus 1 --gpus 1: no node of the cluster has that much"):
+        asha.tune_with_asha(space, tmp_path, Goal(), 2, place, request=Request(gpus=1))
+    assert not list(tmp_path.glob("trial-*"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sampler", ["optuna", "asha"])
+def test_the_command_searches_on_a_cluster(sampler: str, nodes: Cluster, tmp_path: Path) -> None:
+    words = ("--sampler", sampler, "--engine", "ray", "--address", nodes.address, "--trials", 2, "--epochs", 2)
+    done = command("tune", "digits", *words, "--out", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].startswith("2 trials; ")
+
+
+def test_what_was_done_before_is_reported_again_without_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[tuple[int, float]] = []
+    settings = tiny(strategy="small", epochs=4, holdout=0.1)
+
+    def report(numbers: dict[str, Any]) -> None:
+        reported.append((numbers["epoch"], numbers["accuracy"]))
+
+    def followed(out: Path, start: Start) -> list[tuple[int, float]]:
+        reported.clear()
+        out.mkdir(exist_ok=True)
+        follow(Job("trial-01", settings, out), start, Place())
+        return list(reported)
+
+    monkeypatch.setattr(ray.tune, "report", report)
+    whole = followed(tmp_path / "whole", Start())
+    assert [epoch for epoch, _ in whole] == [1, 2, 3, 4]
+    recorded = RunDirectory(tmp_path / "whole").epochs()
+    assert followed(tmp_path / "unused", Start(recorded=recorded)) == whole
+    assert not list((tmp_path / "unused").iterdir())
+
+    def stop_after_two(numbers: dict[str, Any]) -> None:
+        if numbers["epoch"] == 2:
+            raise SystemExit  # as Ray Tune does
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray.tune, "report", stop_after_two)
+        with pytest.raises(SystemExit):
+            followed(tmp_path / "part", Start())
+    assert len(lines(tmp_path / "part" / "epochs.jsonl")) == 2
+    assert followed(tmp_path / "part", Start()) == whole
+    assert_same_run(tmp_path / "whole", tmp_path / "part")
 
 
 # --- files of runs on other machines ---------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,30 +22,17 @@ from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.record import Result
 from neurogenesis.experiments.run import run
-from neurogenesis.experiments.settings import Settings
-from neurogenesis.experiments.tuning import against_growing, asha
+from neurogenesis.experiments.tuning import against_growing
 from neurogenesis.experiments.tuning.choice import Goal
 from neurogenesis.experiments.tuning.space import Choices, Range, initial_parameters, make_space
-from neurogenesis.experiments.tuning.trials import Trial
 from neurogenesis.experiments.tuning.tune import Outcome, plan_search, tune
 from neurogenesis.report import read, write
 from neurogenesis.report.searches import make_searches
 from neurogenesis.report.searches_tables import approaches_table, budgets_table
-from tests.runs import assert_same_run, lines, records
+from tests.runs import assert_same_run, here, lines, records
 from tests.test_sweep import wait_until
 
 USUAL = {"epochs": 2, "batch": 256}
-
-
-def here(next_job: NextJob, ended: Ended, place: Place) -> None:
-    """An engine that does one run after the other in this process."""
-    while (job := next_job()) is not None:
-        try:
-            run(job.settings, job.directory, root=place.root, device=place.device, threads=place.threads)
-        except UsageError as error:
-            ended(job, str(error))
-        else:
-            ended(job, None)
 
 
 def search(
@@ -265,8 +251,14 @@ def test_convolutional_networks_are_scaled_as_a_whole() -> None:
         (("--workers", "0"), "--workers"),
         (("--device", "nowhere"), "--device nowhere"),
         (("--data", "somewhere"), "--data has no effect on digits"),
-        (("--engine", "ray", "--objective", "pareto"), "--objective pareto needs --engine optuna"),
-        (("--engine", "ray", "--search", "epochs=1..5"), "--search epochs needs --engine optuna"),
+        (("--sampler", "asha", "--objective", "pareto"), "--objective pareto needs --sampler optuna"),
+        (("--sampler", "asha", "--search", "epochs=1..5"), "--search epochs needs --sampler optuna"),
+        (("--sampler", "asha", "--engine", "pool"), "--sampler asha needs --engine ray"),
+        (("--sampler", "asha", "--gpus", "1.5"), "--gpus 1.5: expected a whole number, or a fraction of one"),
+        (("--sampler", "asha", "--workers", "0"), "--workers: expected a positive number"),
+        (("--sampler", "asha", "--device", "cuda"), "--device cuda with no --gpus"),
+        (("--engine", "ray", "--address", "ray://127.0.0.1:1"), "Ray Client is not supported"),
+        (("--address", "auto"), "--address has no effect without --engine ray"),
     ],
 )
 def test_what_is_wrong_is_said_before_any_run(
@@ -284,9 +276,9 @@ def test_what_is_wrong_is_said_before_any_run(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("engine", "package", "extra"), [("optuna", "optuna", "tune"), ("ray", "ray.tune", "ray")])
+@pytest.mark.parametrize(("sampler", "package", "extra"), [("optuna", "optuna", "tune"), ("asha", "ray.tune", "ray")])
 def test_a_missing_package_is_named(
-    engine: str,
+    sampler: str,
     package: str,
     extra: str,
     tmp_path: Path,
@@ -294,7 +286,7 @@ def test_a_missing_package_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    assert main(["tune", "digits", "--engine", engine, "--out", str(tmp_path / "out")]) == 1
+    assert main(["tune", "digits", "--sampler", sampler, "--out", str(tmp_path / "out")]) == 1
     assert f"pip install 'torch-neurogenesis[{extra}]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -366,74 +358,3 @@ def test_growing_is_compared_with_searches_of_several_budgets(tmp_path: Path) ->
     assert [trial.settings.shape for trial in alone.trials] == [
         run.settings.shape for run in searches.searches[0].trials
     ]
-
-
-@pytest.fixture
-def one_ray() -> Iterator[None]:
-    """A small Ray of this test's own."""
-    ray = pytest.importorskip("ray")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_worker_niceness", "0")
-        ray.init(
-            address="local", num_cpus=2, include_dashboard=False, object_store_memory=80 * 2**20, log_to_driver=False
-        )
-        try:
-            yield
-        finally:
-            ray.shutdown()
-
-
-@pytest.mark.xdist_group("ray")
-def test_ray_tune_stops_trials_that_are_behind(one_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asha, "pool", lambda workers, threads: here)
-    settings: Settings = PRESETS["digits"](epochs=9, batch=256, strategy="small", seed=1)
-    space = plan_search(settings, ["learning_rate=1e-2,1e-6"], Goal(), 2)
-    good, bad = asha.draw(space, Goal(), 2)[0]
-    assert (good.settings.learning_rate, bad.settings.learning_rate) == (1e-2, 1e-6)
-    found = asha.tune_with_asha(space, tmp_path, Goal(), 2, workers=1)
-    assert (found.chosen, found.failed) == ([good], {})
-    assert good.final_result(tmp_path) is not None
-    stopped = tmp_path / bad.name
-    assert (stopped / "stopped.txt").read_text().startswith("stopped after epoch 1 of 9")
-    assert len(lines(stopped / "epochs.jsonl")) == 1 and not (stopped / "result.json").exists()
-    states = [run.state for study in read([tmp_path]).studies for run in study.searches[0].trials]
-    assert states == ["finished", "stopped"]
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("epochs.jsonl")}
-    asha.tune_with_asha(space, tmp_path, Goal(), 2, workers=1)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("epochs.jsonl")} == times
-
-
-def test_what_was_done_before_is_reported_again_without_training(
-    six: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tune_module = pytest.importorskip("ray.tune")
-    reported: list[tuple[int, float]] = []
-    monkeypatch.setattr(tune_module, "report", lambda numbers: reported.append((numbers["epoch"], numbers["accuracy"])))
-
-    def train(trial: Trial, out: Path) -> list[tuple[int, float]]:
-        reported.clear()
-        job = {"settings": trial.settings.record(), "directory": str(out / trial.name), "place": (None, "cpu", 1)}
-        asha._train({"job": job})
-        return list(reported)
-
-    trial = Trial("trial-01", replace(six.trials[0].settings, epochs=4))
-    whole = train(trial, tmp_path / "whole")
-    assert [epoch for epoch, _ in whole] == [1, 2, 3, 4]
-    with monkeypatch.context() as patch:
-        patch.setattr("neurogenesis.experiments.run.run", None)  # a finished trial is not done again
-        assert train(trial, tmp_path / "whole") == whole
-
-    class Stop(Exception):
-        pass
-
-    def stop_after_two(numbers: dict[str, float]) -> None:
-        if numbers["epoch"] == 2:
-            raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tune_module, "report", stop_after_two)
-        with pytest.raises(Stop):
-            train(trial, tmp_path / "part")
-    assert len(lines(tmp_path / "part" / "trial-01" / "epochs.jsonl")) == 2
-    assert train(trial, tmp_path / "part") == whole
-    assert_same_run(tmp_path / "whole" / "trial-01", tmp_path / "part" / "trial-01")

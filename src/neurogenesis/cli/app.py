@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from ..experiments.errors import INSTALL, UsageError
 from ..experiments.settings import Settings
@@ -17,7 +17,16 @@ try:
 except ImportError:
     sys.exit(f"neurogenesis: the command needs more packages than the library: {INSTALL}")
 
-__all__ = ["App", "CycloptsError", "Group", "Parameter", "app", "reject_unused_data"]
+__all__ = ["App", "CycloptsError", "DataDirectory", "Group", "Parameter", "Quiet", "app", "reject_unused_data"]
+
+DataDirectory = Annotated[
+    Path | None,
+    Parameter(
+        help="Directory of data sets; missing files are downloaded into it. By default $NEUROGENESIS_DATA, else the "
+        "user's cache."
+    ),
+]
+Quiet = Annotated[bool, Parameter(negative="", help="Show no progress.")]
 
 
 def _reject_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:

@@ -12,13 +12,12 @@ from ..experiments.presets import PRESETS
 from ..experiments.record import RESULT_FILE, SETTINGS_FILE, TENSORBOARD_DIRECTORY
 from ..experiments.settings import Settings
 from ..experiments.signals import Interrupted, delay_ctrl_c
-from .app import App, Group, Parameter, app, reject_unused_data
+from .app import App, DataDirectory, Group, Parameter, Quiet, app, reject_unused_data
 
 run_app = App(name="run", help="Train a growing or static network and record it.")
 app.command(run_app)
 
 _GENERAL = Group("General", sort_key=1)
-_Path = Annotated[Path | None, Parameter(group=_GENERAL)]
 _Flag = Annotated[bool, Parameter(group=_GENERAL, negative="")]
 
 
@@ -26,13 +25,13 @@ def _add(preset: type[Settings]) -> None:
     def command(
         *,
         settings: Any = None,
-        out: _Path = None,
-        data: _Path = None,
+        out: Annotated[Path | None, Parameter(group=_GENERAL)] = None,
+        data: Annotated[DataDirectory, Parameter(group=_GENERAL)] = None,
         device: Annotated[str, Parameter(group=_GENERAL)] = "cpu",
         threads: Annotated[int | None, Parameter(group=_GENERAL)] = None,
         resume: _Flag = False,
         tensorboard: _Flag = False,
-        quiet: _Flag = False,
+        quiet: Annotated[Quiet, Parameter(group=_GENERAL)] = False,
     ) -> int:
         return _run(settings or preset(), out, data, device, threads, resume, tensorboard, quiet)
 
@@ -44,9 +43,6 @@ def _add(preset: type[Settings]) -> None:
     ----------
     out:
         Directory of the run. By default runs/ and a name made from the settings.
-    data:
-        Directory of data sets; missing files are downloaded into it. By default $NEUROGENESIS_DATA, else the user's
-        cache.
     device:
         Device to train on: cpu, cuda, ...
     threads:
@@ -56,8 +52,6 @@ def _add(preset: type[Settings]) -> None:
         Fail unless there is a run to resume.
     tensorboard:
         Write scalars for TensorBoard into the run's directory.
-    quiet:
-        Show no progress.
     """
     command.__annotations__["settings"] = Annotated[preset | None, Parameter(name="*", group="Settings")]
     run_app.command(command, name=preset.name)

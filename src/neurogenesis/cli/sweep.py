@@ -8,8 +8,8 @@ from typing import Annotated
 from ..experiments.messages import echo, echo_error
 from ..experiments.signals import delay_ctrl_c
 from ..experiments.studies import STUDIES, select_runs
-from .app import Parameter, app, reject_unused_data
-from .engines import EngineName, chosen_engine
+from .app import Parameter, Quiet, app, reject_unused_data
+from .engines import EngineOptions, Where, chosen_engine
 
 
 def sweep(
@@ -19,16 +19,9 @@ def sweep(
     seeds: Annotated[tuple[int, ...] | None, Parameter(negative="", consume_multiple=1)] = None,
     epochs: int | None = None,
     only: Annotated[tuple[str, ...], Parameter(negative="", consume_multiple=1)] = ("*",),
-    workers: int | None = None,
-    threads: int | None = None,
-    data: Path | None = None,
-    device: str | None = None,
-    engine: EngineName = "pool",
-    address: str | None = None,
-    cpus: float | None = None,
-    gpus: float | None = None,
+    where: Where = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Quiet = False,
 ) -> int:
     with delay_ctrl_c():
         from ..experiments import sweep as sweeps
@@ -38,27 +31,16 @@ def sweep(
         from ..experiments.progress import sweep_display
 
     selected, runs = select_runs(study, seeds, epochs, only)
-    reject_unused_data(data, list(runs.values()))
+    where = where or EngineOptions()
+    reject_unused_data(where.data, list(runs.values()))
     out = out or Path("runs") / study
-    with chosen_engine(
-        engine,
-        out,
-        runs.values(),
-        workers=workers,
-        threads=threads,
-        data=data,
-        device=device,
-        address=address,
-        cpus=cpus,
-        gpus=gpus,
-        timed=selected.timed,
-    ) as chosen:
+    with chosen_engine(where, out, runs.values(), timed=selected.timed) as chosen:
         if dry_run:
             select_device(chosen.place.device)  # steps are timed here
             echo(plan(runs, out, chosen.workers, chosen.place.threads, chosen.place.device))
             return 0
         for name in chosen.downloads:
-            download(name, data)
+            download(name, where.data)
         with sweep_display(quiet) as show:
             try:
                 sweeps.record_study(out, study, selected.title, runs)
@@ -92,27 +74,7 @@ epochs:
 only:
     Do only runs whose names match one of these patterns, such as "north-select*" "gradmax*". In a study of several
     presets, names begin with the preset: "mnist/need*".
-workers:
-    Number of runs at a time. By default as many as there is room for, and 1 if times are compared (trigger-cost) or
-    runs share a device other than the CPU.
-threads:
-    Number of torch's threads in each run. By default 1, or as many as it has CPUs of a Ray cluster.
-data:
-    Directory of data sets; missing files are downloaded into it. By default $NEUROGENESIS_DATA, else the user's cache.
-device:
-    Device to train on: cpu, cuda, ... By default cpu, or cuda with --gpus.
-engine:
-    Where runs are done: in processes of this machine (pool), or on a Ray cluster (ray).
-address:
-    Address of the Ray cluster: HOST:PORT of its head, or auto for one that this machine belongs to. By default
-    $RAY_ADDRESS, else Ray is started on this machine for the time of the sweep.
-cpus:
-    CPUs that each run needs of a node of the Ray cluster. By default the number of threads.
-gpus:
-    GPUs that each run needs of a node of the Ray cluster; 0.5 lets two runs share one. By default 0.
 dry_run:
     Only list the runs and estimate how long they will take.
-quiet:
-    Show no progress.
 """
 app.command(sweep)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from ..experiments.errors import UsageError
 from ..experiments.messages import echo, echo_error
 from ..experiments.presets import PRESETS
 from ..experiments.settings import Settings
 from ..experiments.signals import delay_ctrl_c
-from .app import App, Group, Parameter, app, reject_unused_data
+from .app import App, Group, Parameter, Quiet, app, reject_unused_data
+from .engines import EngineOptions, Where, chosen_engine, data_sets
 
 if TYPE_CHECKING:
-    from ..experiments.tuning.tune import Outcome
+    from ..experiments.tuning.tune import Outcome, Sampler
 
 tune_app = App(name="tune", help="Search for the widths of static networks, or for other settings.")
 app.command(tune_app)
 
 _SEARCH = Group("Search", sort_key=1)
 _GENERAL = Group("General", sort_key=2)
-_Path = Annotated[Path | None, Parameter(group=_GENERAL)]
+_Quiet = Annotated[Quiet, Parameter(group=_GENERAL)]
+_Where = Annotated[Where, Parameter(group=_GENERAL)]
 
 
 def _add(preset: type[Settings]) -> None:
@@ -30,24 +34,19 @@ def _add(preset: type[Settings]) -> None:
         search: Annotated[tuple[str, ...], Parameter(group=_SEARCH, negative="")] = (),
         objective: Annotated[Literal["accuracy", "pareto"], Parameter(group=_SEARCH)] = "accuracy",
         max_parameters: Annotated[int | None, Parameter(group=_SEARCH)] = None,
-        engine: Annotated[Literal["optuna", "ray"], Parameter(group=_SEARCH)] = "optuna",
-        out: _Path = None,
-        workers: Annotated[int | None, Parameter(group=_GENERAL)] = None,
-        threads: Annotated[int, Parameter(group=_GENERAL)] = 1,
-        data: _Path = None,
-        device: Annotated[str, Parameter(group=_GENERAL)] = "cpu",
-        quiet: Annotated[bool, Parameter(group=_GENERAL, negative="")] = False,
+        sampler: Annotated[Literal["optuna", "asha"], Parameter(group=_SEARCH)] = "optuna",
+        out: Annotated[Path | None, Parameter(group=_GENERAL)] = None,
+        where: _Where = None,
+        quiet: _Quiet = False,
     ) -> int:
-        chosen = settings or preset()
-        return _tune(
-            chosen, trials, search, objective, max_parameters, engine, out, workers, threads, data, device, quiet
-        )
+        chosen, options = settings or preset(), where or EngineOptions()
+        return _tune(chosen, trials, search, objective, max_parameters, sampler, out, options, quiet)
 
     command.__doc__ = f"""{preset.__doc__}
 
     Every trial is a run that holds data out of the training split to choose by. What is chosen is trained on the whole
     training split, and only then the test split is used. If the search was interrupted, the same command resumes it;
-    with more --trials it goes on.
+    with more --trials it goes on, also with another engine. With --workers 1, the same seed gives the same trials.
 
     Parameters
     ----------
@@ -61,23 +60,11 @@ def _add(preset: type[Settings]) -> None:
         Choose the most accurate trial, or all on the Pareto front of accuracy and parameters.
     max_parameters:
         Choose among networks of at most so many parameters; larger ones are not trained.
-    engine:
-        optuna proposes each trial by what came out of those before. ray draws trials at random, and Ray Tune stops
-        those early that are behind after the same number of epochs (ASHA).
+    sampler:
+        optuna proposes each trial by what came out of those before. asha draws trials at random, and Ray Tune stops
+        those early that are behind after the same number of epochs; it needs --engine ray, which is then the default.
     out:
         Directory of the search. By default runs/tune- and a name made from the settings.
-    workers:
-        Number of trials at a time. By default as many as there are cores for, and 1 on a device other than the CPU.
-        With 1, the same seed gives the same trials.
-    threads:
-        Number of torch's threads in each trial.
-    data:
-        Directory of data sets; missing files are downloaded into it. By default $NEUROGENESIS_DATA, else the user's
-        cache.
-    device:
-        Device to train on: cpu, cuda, ...
-    quiet:
-        Show no progress.
     """
     command.__annotations__["settings"] = Annotated[preset | None, Parameter(name="*", group="Settings")]
     tune_app.command(command, name=preset.name)
@@ -93,44 +80,56 @@ def _tune(
     searched: tuple[str, ...],
     objective: str,
     max_parameters: int | None,
-    engine: str,
+    sampler: Sampler,
     out: Path | None,
-    workers: int | None,
-    threads: int,
-    data: Path | None,
-    device: str,
+    where: EngineOptions,
     quiet: bool,
 ) -> int:
-    reject_unused_data(data, [settings])
+    reject_unused_data(where.data, [settings])
     with delay_ctrl_c():
         from ..experiments.data import download
-        from ..experiments.engines import Place
-        from ..experiments.engines.pool import pool
-        from ..experiments.environment import select_device
         from ..experiments.progress import sweep_display
         from ..experiments.tuning.choice import Goal
-        from ..experiments.tuning.tune import plan_search, tune
+        from ..experiments.tuning.tune import check_asha, plan_search, require_sampler, tune
 
     goal = Goal(objective, max_parameters)
     space = plan_search(settings, searched, goal, trials)
-    workers = _workers(workers, threads, device)
-    select_device(device)
+    with delay_ctrl_c():
+        require_sampler(sampler)
+    if sampler == "asha":
+        check_asha(space, goal)
+        where = _with_ray(where)
     out = out or Path("runs") / f"tune-{settings.name}-{settings.label}"
-    place = Place(data, device, threads)
-    local = pool(workers, threads)
-    download(settings.data, data)
-    with sweep_display(quiet) as show:
+    with chosen_engine(where, out, [settings]) as chosen, sweep_display(quiet) as show:
+        for name in chosen.downloads:
+            download(name, where.data)
         try:
-            if engine == "optuna":
-                found = tune(space, out, goal, trials, local, place, show)
+            if sampler == "optuna":
+                found = tune(space, out, goal, trials, chosen.engine, chosen.place, show)
             else:
                 from ..experiments.tuning.asha import tune_with_asha
 
-                found = tune_with_asha(space, out, goal, trials, workers, place, show)
+                found = tune_with_asha(
+                    space,
+                    out,
+                    goal,
+                    trials,
+                    chosen.place,
+                    show,
+                    data=data_sets([settings]),
+                    request=chosen.request,
+                    workers=where.workers,
+                )
         except KeyboardInterrupt:
             echo_error(f"stopped; {out} is saved. The same command resumes it.")
             return 130
     return _say(found, trials, quiet)
+
+
+def _with_ray(where: EngineOptions) -> EngineOptions:
+    if where.engine == "pool":
+        raise UsageError("--sampler asha needs --engine ray: Ray Tune does its trials")
+    return replace(where, engine="ray")
 
 
 @tune_app.command(name="growing-or-searching")
@@ -141,11 +140,8 @@ def compare(
     trials: Annotated[tuple[int, ...], Parameter(negative="", consume_multiple=1)] = (5, 10, 20),
     epochs: int | None = None,
     out: Path | None = None,
-    workers: int | None = None,
-    threads: int = 1,
-    data: Path | None = None,
-    device: str = "cpu",
-    quiet: Annotated[bool, Parameter(negative="")] = False,
+    where: Where = None,
+    quiet: Quiet = False,
 ) -> int:
     """Compare growing once with searches for widths: accuracy, parameters and time of training.
 
@@ -164,37 +160,22 @@ def compare(
         Epochs of every run, instead of the preset's.
     out:
         Directory of the comparison. By default runs/growing-or-searching.
-    workers:
-        Number of runs at a time. By default as many as there are cores for, and 1 on a device other than the CPU.
-    threads:
-        Number of torch's threads in each run.
-    data:
-        Directory of data sets; missing files are downloaded into it. By default $NEUROGENESIS_DATA, else the user's
-        cache.
-    device:
-        Device to train on: cpu, cuda, ...
-    quiet:
-        Show no progress.
     """
     with delay_ctrl_c():
         from ..experiments.data import download
-        from ..experiments.engines import Place
-        from ..experiments.engines.pool import pool
-        from ..experiments.environment import select_device
         from ..experiments.progress import sweep_display
         from ..experiments.tuning import against_growing
 
     parts = against_growing.plan_parts(presets, seeds, trials, epochs)
     runs = [settings for part in parts for settings in part.grown.values()]
-    reject_unused_data(data, runs)
-    engine = pool(_workers(workers, threads, device), threads)
-    select_device(device)
+    where = where or EngineOptions()
+    reject_unused_data(where.data, runs)
     out = out or Path("runs") / against_growing.NAME
-    for name in {settings.data for settings in runs}:
-        download(name, data)
-    with sweep_display(quiet) as show:
+    with chosen_engine(where, out, runs) as chosen, sweep_display(quiet) as show:
+        for name in chosen.downloads:
+            download(name, where.data)
         try:
-            failed = against_growing.compare(parts, out, trials, engine, Place(data, device, threads), show)
+            failed = against_growing.compare(parts, out, trials, chosen.engine, chosen.place, show)
         except KeyboardInterrupt:
             echo_error(f"stopped; {out} is saved. The same command resumes it.")
             return 130
@@ -203,15 +184,6 @@ def compare(
     if not quiet:
         echo(f"neurogenesis report {out}")
     return 1 if failed else 0
-
-
-def _workers(workers: int | None, threads: int, device: str) -> int:
-    """The number of runs at a time."""
-    from ..experiments.engines.pool import cores
-
-    if workers is not None:
-        return workers
-    return 1 if device != "cpu" else max(1, cores() // max(1, threads))
 
 
 def _say(found: Outcome, trials: int, quiet: bool) -> int:

@@ -204,8 +204,8 @@ class SearchRecord:
     objective: str
     """accuracy, or pareto: accuracy and parameters."""
     max_parameters: int | None = None
-    engine: str
-    """optuna or ray."""
+    sampler: str = "optuna"
+    """What proposes trials: optuna, or asha. Where they are done is not recorded: it may change."""
     budgets: Sequence[int] = ()
     """The numbers of trials after which a choice was, or will be, made."""
     too_large: int = 0

@@ -71,10 +71,11 @@ def do_run(job: Job, place: Place, parts: Sequence[Part] | None, stop: Any) -> I
         stop: the actor `Stop`.
     """
     yield Started()
-    if parts is None and not job.directory.is_dir():  # a node that came after the others were examined
-        yield End(f"node {platform.node()} does not see {job.directory}: start the sweep again to fetch what it writes")
+    problem = unseen(job, parts)
+    if problem is not None:
+        yield End(problem)
         return
-    with _directory(job, parts) as directory:
+    with directory_here(job, parts) as directory:
         here = replace(job, directory=directory)
         changes = Changes(directory)
         asked = stop.asked.remote()
@@ -105,8 +106,15 @@ def _end(directory: Path, code: int) -> End:
     return End(failure_reason(directory, code) if code else None)
 
 
+def unseen(job: Job, parts: Sequence[Part] | None) -> str | None:
+    """What is wrong on a node that came after the others were examined, and does not see the driver's directory."""
+    if parts is not None or job.directory.is_dir():
+        return None
+    return f"node {platform.node()} does not see {job.directory}: start the command again to fetch what it writes"
+
+
 @contextmanager
-def _directory(job: Job, parts: Sequence[Part] | None) -> Iterator[Path]:
+def directory_here(job: Job, parts: Sequence[Part] | None) -> Iterator[Path]:
     """The directory of a run here: the driver's own, or a temporary copy."""
     if parts is not None:
         with tempfile.TemporaryDirectory(prefix="neurogenesis-") as temporary:

@@ -21,10 +21,10 @@ from ..studies import NEED
 from ..sweep import record_study, sweep
 from .choice import Goal
 from .directory import writing_search
-from .search import Search, require_optuna
+from .search import Search
 from .space import Space
 from .trials import choice
-from .tune import plan_search, record_of
+from .tune import plan_search, record_of, require_sampler
 
 NAME = "growing-or-searching"
 TITLE = "Growing once, or searching for widths"
@@ -67,7 +67,7 @@ def compare(
     parts: Sequence[Part], out: Path, budgets: Sequence[int], engine: Engine, place: Place, show: Show
 ) -> dict[str, str]:
     """Do everything that is not done yet; why runs failed, by name."""
-    require_optuna()
+    require_sampler("optuna")
     record_study(out, NAME, TITLE, {name: each for part in parts for name, each in part.grown.items()})
     failed: dict[str, str] = {}
     done: list[str] = []

@@ -1,41 +1,53 @@
 """A search with Ray Tune: trials drawn at random, those that are behind after the same number of epochs stopped (ASHA).
 
 The trials are drawn before the first one starts, from the seed alone. A trial that was done before, wholly or in part,
-reports its recorded epochs again without training: so a search that is resumed compares with the same results.
+reports its recorded epochs again without training: so a search that is resumed, or whose worker or node was lost,
+compares with the same results.
 """
 
 from __future__ import annotations
 
-import logging
 import os
+import pickle
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.error import TuneError
+from ray.tune.schedulers import ASHAScheduler
 
 from ...files import replace_file
 from ..building import derived_seed
 from ..engines import HERE, Place
-from ..engines.pool import pool
-from ..engines.processes import failure_reason
+from ..engines.processes import refused, write_failure
+from ..engines.ray import Losses, cluster, loss_reason
+from ..engines.ray_cluster import Request, examine_cluster, on_this_node
+from ..engines.transfer import read_parts, write_parts
 from ..errors import UsageError
-from ..presets import NAMES, settings_from
-from ..progress import NoDisplay, SweepProgress
-from ..record import EPOCHS_FILE, RESULT_FILE, STOPPED_FILE, Epoch
+from ..files import writing_to
+from ..progress import SweepProgress
+from ..record import FAILURE_FILE, RESULT_FILE, STOPPED_FILE
 from ..run_directory import RunDirectory
-from ..settings import Settings
 from ..signals import sigterm_as_ctrl_c
+from .asha_trials import ACCURACY, EPOCH, FAILURE, FILES, Start, Starts, do_trial
 from .choice import Goal
 from .directory import record_too_large, writing_search
 from .space import Range, Space, initial_parameters
 from .trials import Trial, trial_name
-from .tune import Outcome, record_of, train_chosen
+from .tune import Outcome, check_asha, record_of, train_chosen
 
-INSTALL = "pip install 'torch-neurogenesis[ray]'"
 _REDUCTION = 3  # of the trials that reach a rung, one in three goes on
 _MOST_REDRAWS = 1000
-_OBJECT_STORE = 80 * 2**20  # bytes; trials pass numbers only
+_QUIET = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories are the record
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # those that matter are listed at the end
+    "RAY_AIR_NEW_OUTPUT": "0",  # the other one cannot be silenced
+}
+_Show = Callable[[SweepProgress], None]
 
 
 def tune_with_asha(
@@ -43,38 +55,44 @@ def tune_with_asha(
     out: Path,
     goal: Goal,
     trials: int,
-    workers: int,
     place: Place = HERE,
-    show: Callable[[SweepProgress], None] = lambda progress: None,
+    show: _Show = lambda progress: None,
+    *,
+    data: Sequence[str] = (),
+    request: Request | None = None,
+    workers: int | None = None,
 ) -> Outcome:
     """Search with Ray Tune, and train what is chosen among the trials that were not stopped.
+
+    Everything is done on the cluster that this process is connected to (`engines.ray_cluster.connected`).
 
     Args:
         space: what is searched, from `plan_search`.
         out: the directory of the search; the same call goes on with what is there.
         goal: what to look for; accuracy, because trials are stopped by it.
         trials: the number of trials.
-        workers: trials at a time.
         place: what all runs use: data, device and number of threads.
         show: called whenever a run starts or ends.
+        data: the data sets with files that they read.
+        request: what each run needs of a node; by default one CPU.
+        workers: maximum number of trials at a time; by default as many as there is room for.
     """
-    if goal.objective != "accuracy":
-        raise UsageError(f"--objective {goal.objective} needs --engine optuna: ASHA stops trials by accuracy alone")
-    if NAMES.epochs in space.settings:
-        raise UsageError("--search epochs needs --engine optuna: ASHA compares trials after the same number of epochs")
-    _import_tune()
+    check_asha(space, goal)
+    request = request or Request()
+    engine = cluster(out, data, request, workers)
     drawn, too_large = draw(space, goal, trials)
     progress = SweepProgress(len(drawn))
-    with writing_search(out, record_of(space, goal, "ray", [trials])):
+    with writing_search(out, record_of(space, goal, "asha", [trials])):
         record_too_large(out, too_large)
         if all(_ended(out / trial.name) for trial in drawn):
             progress.finished.extend(trial.name for trial in drawn)
         else:
-            with sigterm_as_ctrl_c(), _local_ray(workers):
-                _fit(drawn, out, workers, place, progress, show)
+            with sigterm_as_ctrl_c():
+                place, shared = examine_cluster(out, data, place, request)
+                _fit(drawn, place, request, workers, _Driver(drawn, out, shared, progress, show))
         if any(not _ended(out / trial.name) and trial.name not in progress.failed for trial in drawn):
             raise KeyboardInterrupt  # Ray Tune ends early on Ctrl-C, and does not say so
-        return train_chosen(out, drawn, goal, pool(1, place.threads), place, show, progress, too_large)
+        return train_chosen(out, drawn, goal, engine, place, show, progress, too_large)
 
 
 def draw(space: Space, goal: Goal, count: int) -> tuple[list[Trial], int]:
@@ -95,8 +113,6 @@ def draw(space: Space, goal: Goal, count: int) -> tuple[list[Trial], int]:
 
 
 def _domain(domain: Any) -> Any:
-    from ray import tune
-
     if not isinstance(domain, Range):
         return tune.choice(domain.values)
     if domain.whole:  # Ray Tune leaves the upper end out
@@ -104,149 +120,161 @@ def _domain(domain: Any) -> Any:
     return (tune.loguniform if domain.log else tune.uniform)(domain.low, domain.high)
 
 
-def _import_tune() -> None:
-    try:
-        import ray.tune  # noqa: F401
-    except ImportError:
-        raise UsageError(f"--engine ray: searching with ASHA needs Ray Tune: {INSTALL}") from None
-
-
-@contextmanager
-def _local_ray(workers: int) -> Iterator[None]:
-    """A Ray of this machine, unless there is one already."""
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as that of other engines; Ray's default is 15
-    ray.init(
-        address="local",
-        num_cpus=workers,
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _fit(
-    trials: list[Trial],
-    out: Path,
-    workers: int,
-    place: Place,
-    progress: SweepProgress,
-    show: Callable[[SweepProgress], None],
-) -> None:
-    """Do the trials, and mark those that were stopped."""
-    from ray import tune
-    from ray.tune.schedulers import ASHAScheduler
-
-    epochs = trials[0].settings.epochs
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # the run directories are the record
-    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the other one cannot be silenced
-    jobs = [
-        {
-            "name": trial.name,
-            "settings": trial.settings.record(),
-            "directory": str((out / trial.name).resolve()),
-            "place": (place.root, place.device, place.threads),
-        }
-        for trial in trials
-    ]
-    scheduler = ASHAScheduler(
-        time_attr="epoch",
-        max_t=epochs + 1,  # a trial ends by itself
-        grace_period=max(1, epochs // _REDUCTION**2),
-        reduction_factor=_REDUCTION,
-    )
-    gpus = 1 if place.device.startswith("cuda") else 0
-    with tempfile.TemporaryDirectory() as own:  # Ray Tune's own record is not needed
-        tune.Tuner(
-            tune.with_resources(_train, {"cpu": place.threads, "gpu": gpus}),
-            param_space={"job": tune.grid_search(jobs)},
-            tune_config=tune.TuneConfig(
-                metric="accuracy", mode="max", scheduler=scheduler, max_concurrent_trials=workers
-            ),
-            run_config=tune.RunConfig(
-                storage_path=own, name="asha", verbose=0, callbacks=[_callback(out, epochs, progress, show)]
-            ),
-        ).fit()
-
-
-def _train(config: dict[str, Any]) -> None:
-    """Do a trial in a process of Ray, and report after each epoch."""
-    from ray import tune
-
-    from ..run import run
-
-    job = config["job"]
-    directory, settings = Path(job["directory"]), settings_from(job["settings"])
-    if _ended(directory):
-        for epoch in RunDirectory(directory).epochs():
-            _report(epoch)
-        return
-    root, device, threads = job["place"]
-    result = run(settings, directory, root=root, device=device, threads=threads, display=_Reports(directory))
-    tune.report({"accuracy": result.accuracy, "epoch": settings.epochs})
-
-
-class _Reports(NoDisplay):
-    """Reports every epoch but the last one: that is reported when the result is written."""
-
-    def __init__(self, directory: Path):
-        self._directory = directory
-
-    def on_start(self, settings: Settings, steps: int, done: int) -> None:
-        self._last = settings.epochs
-        if (self._directory / EPOCHS_FILE).exists():
-            for epoch in RunDirectory(self._directory).epochs():
-                self.on_epoch(epoch)
-
-    def on_epoch(self, epoch: Epoch) -> None:
-        if epoch.epoch < self._last:
-            _report(epoch)
-
-
-def _report(epoch: Epoch) -> None:
-    from ray import tune
-
-    tune.report({"accuracy": epoch.accuracy, "epoch": epoch.epoch})
-
-
 def _ended(directory: Path) -> bool:
     """Whether a trial is finished or was stopped."""
     return (directory / RESULT_FILE).exists() or (directory / STOPPED_FILE).exists()
 
 
-def _callback(out: Path, epochs: int, progress: SweepProgress, show: Callable[[SweepProgress], None]) -> Any:
-    """Marks trials that were stopped, and shows the progress."""
-    from ray import tune
+def _fit(trials: Sequence[Trial], place: Place, request: Request, workers: int | None, driver: _Driver) -> None:
+    """Let Ray Tune do the trials."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    epochs = trials[0].settings.epochs
+    scheduler = ASHAScheduler(
+        time_attr=EPOCH,
+        max_t=epochs + 1,  # a trial ends by itself
+        grace_period=max(1, epochs // _REDUCTION**2),
+        reduction_factor=_REDUCTION,
+    )
+    trainable = tune.with_parameters(do_trial, starts=driver.starts, place=place)
+    with tempfile.TemporaryDirectory() as own, driver.holding():  # Ray Tune's own record is not needed
+        tuner = tune.Tuner(
+            tune.with_resources(trainable, {"cpu": request.cpus, "gpu": request.gpus}),
+            param_space={"job": tune.grid_search([driver.job(trial) for trial in trials])},
+            tune_config=tune.TuneConfig(
+                metric=ACCURACY, mode="max", scheduler=scheduler, max_concurrent_trials=workers, reuse_actors=True
+            ),
+            run_config=tune.RunConfig(
+                storage_path=own,
+                name="asha",
+                verbose=0,
+                callbacks=[driver],
+                failure_config=tune.FailureConfig(max_failures=-1),  # the driver counts losses itself
+            ),
+        )
+        try:
+            tuner.fit()
+        except TuneError:
+            if driver.problem is not None:
+                raise driver.problem from None
+            raise
 
-    class Marks(tune.Callback):  # type: ignore[misc]
-        def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            progress.running.append(trial.config["job"]["name"])
-            show(progress)
 
-        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            name = trial.config["job"]["name"]
-            if not _ended(out / name):
-                done = trial.last_result["epoch"]
-                text = f"stopped after epoch {done} of {epochs}, because other trials were ahead\n"
-                replace_file(out / name / STOPPED_FILE, lambda path: path.write_text(text))
-            progress.running.remove(name)
-            progress.finished.append(name)
-            show(progress)
+class _Driver(tune.Callback):  # type: ignore[misc]
+    """The driver's side of the trials: their files, what was lost, what is stopped, and the progress."""
 
-        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            name = trial.config["job"]["name"]
-            if name in progress.running:  # it may fail before it starts
-                progress.running.remove(name)
-            progress.failed[name] = failure_reason(out / name, 1)
-            show(progress)
+    def __init__(self, trials: Sequence[Trial], out: Path, shared: bool, progress: SweepProgress, show: _Show):
+        self.starts = ray.remote(num_cpus=0, scheduling_strategy=on_this_node())(Starts).remote()
+        self._trials = {trial.name: trial for trial in trials}
+        self._out, self._shared, self._progress, self._show = out.absolute(), shared, progress, show
+        self._losses = {trial.name: Losses(self._out / trial.name) for trial in trials}
+        self.problem: UsageError | None = None
+        self._held: dict[str, ExitStack] = {}  # directories of trials under way, if this process writes to them
 
-    return Marks()
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Ray Tune writes it to a file, which is not needed; locks and displays could not be written
+
+    def job(self, trial: Trial) -> dict[str, Any]:
+        """What Ray Tune gives a trial."""
+        return {"name": trial.name, "settings": trial.settings.record(), "directory": str(self._out / trial.name)}
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Let go of the directories of all trials at the end of the block."""
+        try:
+            yield
+        finally:
+            for name in list(self._held):
+                self._release(name)
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        name = trial.config["job"]["name"]
+        start = self._start(name)
+        ray.get(self.starts.put.remote(name, start))
+        if start is not None:
+            self._progress.running.append(name)
+            self._show(self._progress)
+
+    def _start(self, name: str) -> Start | None:
+        """What a trial is told; None if it has failed."""
+        directory = self._out / name
+        if name in self._progress.failed:
+            return None
+        if _ended(directory):
+            return Start(recorded=RunDirectory(directory).epochs())
+        try:
+            with writing_to(directory):
+                directory.mkdir(exist_ok=True)  # by which a new node is known to see it
+                (directory / FAILURE_FILE).unlink(missing_ok=True)
+            if self._shared:
+                return Start()
+            held = self._held[name] = ExitStack()
+            held.enter_context(RunDirectory(directory).locked(self._trials[name].settings.record()))
+            return Start(read_parts(directory))
+        except UsageError as error:
+            self._fail(name, refused(directory, " ".join(str(error).split())))
+            return None
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        name, files, failure = trial.config["job"]["name"], result.pop(FILES, []), result.pop(FAILURE, None)
+        try:
+            write_parts(self._out / name, files)
+            self._note(name, result, failure)
+        except UsageError as error:  # of which Ray Tune would make a traceback
+            self.problem = error
+            raise
+
+    def _note(self, name: str, result: dict[str, Any], failure: str | None) -> None:
+        """Note that a trial failed, or is being stopped."""
+        directory = self._out / name
+        if failure is not None:
+            self._release(name)
+            self._fail(name, failure if (directory / FAILURE_FILE).exists() else refused(directory, failure))
+        elif result.get("done") and not _ended(directory):
+            epochs = self._trials[name].settings.epochs
+            text = f"stopped after epoch {result[EPOCH]} of {epochs}, because other trials were ahead\n"
+            with writing_to(directory):
+                replace_file(directory / STOPPED_FILE, lambda path: path.write_text(text, "utf-8"))
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        name = trial.config["job"]["name"]
+        self._release(name)
+        if name in self._progress.running:
+            self._progress.running.remove(name)
+            self._progress.finished.append(name)
+            self._show(self._progress)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial was lost. Ray Tune starts it again, if only to be told that it is not to be done."""
+        name = trial.config["job"]["name"]
+        self._release(name)
+        if name in self._progress.running:
+            self._progress.running.remove(name)
+        reason = self._losses[name].add(_why(trial))
+        if reason is not None:
+            self._fail(name, write_failure(self._out / name, reason))
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial could not be started."""
+        name = trial.config["job"]["name"]
+        self._release(name)
+        self._fail(name, refused(self._out / name, _why(trial)))
+
+    def _fail(self, name: str, reason: str) -> None:
+        if name in self._progress.running:
+            self._progress.running.remove(name)
+        self._progress.failed[name] = reason
+        self._show(self._progress)
+
+    def _release(self, name: str) -> None:
+        """Let go of the directory of a trial."""
+        if name in self._held:
+            self._held.pop(name).close()
+
+
+def _why(trial: Any) -> str:
+    """Why Ray Tune lost a trial."""
+    file = trial.pickled_error_file
+    return loss_reason(pickle.loads(Path(file).read_bytes())) if file else "it could not be started"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..building import derived_seed
 from ..engines import Job
-from ..errors import UsageError
 from ..progress import SweepProgress
 from ..record import FAILURE_FILE, STORAGE_FILE
 from .choice import Goal
@@ -24,7 +23,6 @@ from .trials import Trial, trial_name
 if TYPE_CHECKING:
     import optuna
 
-INSTALL = "pip install 'torch-neurogenesis[tune]'"
 _AT_RANDOM = 5  # trials before Optuna's model has something to go by; its default of 10 is for longer searches
 _MOST_REDRAWS = 200
 _STUDY = "search"
@@ -135,14 +133,6 @@ class Search:
                 self.progress.failed[trial.name] = trial.failure(self.out)
             else:
                 self._waiting.append(trial)
-
-
-def require_optuna() -> None:
-    """Raise UsageError if Optuna is not installed."""
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        raise UsageError(f"--engine optuna: searching needs Optuna: {INSTALL}") from None
 
 
 def _open_study(out: Path, goal: Goal) -> optuna.Study:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 from ..engines import HERE, Engine, Place
 from ..errors import UsageError
+from ..presets import NAMES
 from ..progress import SweepProgress
 from ..record import SearchRecord
 from ..settings import Settings
@@ -15,10 +18,14 @@ from ..signals import sigterm_as_ctrl_c
 from ..sweep import sweep
 from .choice import OBJECTIVES, Goal
 from .directory import record_too_large, writing_search
-from .search import Search, require_optuna
+from .search import Search
 from .space import Space, initial_parameters, make_space
 from .trials import Trial, choice
 
+Sampler = Literal["optuna", "asha"]
+"""What proposes the trials of a search: Optuna, or chance, with Ray Tune stopping those that are behind."""
+_PACKAGES = {"optuna": ("Optuna", "optuna", "tune"), "asha": ("Ray Tune", "ray.tune", "ray")}
+"""Of each sampler, what it needs, its module and our extra."""
 HOLDOUT = 0.1
 """The fraction of the training split to choose by, where none is set."""
 
@@ -41,14 +48,31 @@ def plan_search(settings: Settings, searched: Sequence[str], goal: Goal, trials:
     return space
 
 
-def record_of(space: Space, goal: Goal, engine: str, budgets: Sequence[int]) -> SearchRecord:
+def require_sampler(sampler: Sampler) -> None:
+    """UsageError if what the sampler needs is not installed."""
+    package, module, extra = _PACKAGES[sampler]
+    try:
+        import_module(module)
+    except ImportError:
+        raise UsageError(f"searching needs {package}: pip install 'torch-neurogenesis[{extra}]'") from None
+
+
+def check_asha(space: Space, goal: Goal) -> None:
+    """UsageError if trials of such a search cannot be stopped by their accuracy after the same number of epochs."""
+    if goal.objective != "accuracy":
+        raise UsageError(f"--objective {goal.objective} needs --sampler optuna: ASHA stops trials by accuracy alone")
+    if NAMES.epochs in space.settings:
+        raise UsageError("--search epochs needs --sampler optuna: ASHA compares trials after the same number of epochs")
+
+
+def record_of(space: Space, goal: Goal, sampler: Sampler, budgets: Sequence[int]) -> SearchRecord:
     """What identifies a search."""
     return SearchRecord(
         settings=space.base.record(),
         space={name: str(domain) for name, domain in space.domains.items()},
         objective=goal.objective,
         max_parameters=goal.max_parameters,
-        engine=engine,
+        sampler=sampler,
         budgets=list(budgets),
     )
 
@@ -91,7 +115,7 @@ def tune(
         place: what all runs use: data, device and number of threads.
         show: called whenever a run starts or ends.
     """
-    require_optuna()
+    require_sampler("optuna")
     with writing_search(out, record_of(space, goal, "optuna", [trials])):
         search = Search(space, out, goal, trials, show=show)
         try:
