@@ -356,7 +356,7 @@ def test_noise_is_no_need() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "steps"), [(1e-3, 20), (-1e-3, 10)], ids=["little signal", "no signal"])
-def test_a_width_without_need_is_asked_again_after_as_many_steps(
+def test_a_width_without_need_is_asked_again_when_training_has_gone_on_for_as_long(
     ratio: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grower = growing(0)
@@ -366,9 +366,9 @@ def test_a_width_without_need_is_asked_again_after_as_many_steps(
         train(grower, steps - 1, batches)
         assert not grower._schedule.done
         train(grower, 1, batches)
-    assert set(grower._schedule.done.values()) == {2 * steps}
-    assert str(grower).count(f"done until step {2 * steps}, unless another width grows") == 2
-    train(grower, steps - 1, batches)
+    assert set(grower._schedule.done.values()) == {40}
+    assert str(grower).count("done until step 40, unless another width grows") == 2
+    train(grower, 39 - steps, batches)
     assert not grower.history.events
     train(grower, 20, batches)
     assert grower.history.events

@@ -36,12 +36,14 @@ class Decision:
         threshold: what it was compared with.
         wait: number of gradient steps until the trigger must be asked again about this layer; if infinite, only after
             another one has grown, or training has gone on for as long again. By default the grower decides.
+        early: number of steps by which an infinite wait has begun before its time; it ends as if it had not.
     """
 
     count: int
     metric: float | None = None
     threshold: float | None = None
     wait: float | None = None
+    early: int = 0
 
 
 class Trigger:
@@ -367,7 +369,9 @@ class Need(Trigger):
         if metric > noise and window.steps >= min(_PATIENCE, self.window):
             layer.memory.pop("window", None)
             return Decision(0, metric, threshold, _PAUSE)  # the present neurons come first: ask again later
-        return Decision(0, metric, threshold, math.inf if over else 1)
+        if over:  # the next windows of all layers begin together, which costs less
+            return Decision(0, metric, threshold, math.inf, early=self.window - window.steps)
+        return Decision(0, metric, threshold, 1)
 
     def _is_over(self, steps: int, metric: float) -> bool:
         """Whether a window is over: it is complete, or the first half of it shows no signal at all."""

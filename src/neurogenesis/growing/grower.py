@@ -419,7 +419,8 @@ class Grower:
         for layer, decision in decided:
             waits = decision.metric is None and "activations" in trigger.needs  # for more samples
             patient = trigger.patient and not waits
-            self._schedule.record_look(layer.name, self.steps, patient, layer.name in grown, decision.wait)
+            wait, early = decision.wait, decision.early
+            self._schedule.record_look(layer.name, self.steps, patient, layer.name in grown, wait, early)
         if grown:
             self._schedule.reopen()
             self._check_budget()

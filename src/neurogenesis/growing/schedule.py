@@ -47,19 +47,22 @@ class Schedule:
             return 0
         return min((self._states[name].next_look for name in names), default=math.inf)
 
-    def record_look(self, name: str, step: int, patient: bool, grown: bool, wait: float | None = None) -> None:
+    def record_look(
+        self, name: str, step: int, patient: bool, grown: bool, wait: float | None = None, early: int = 0
+    ) -> None:
         """Set the next look at a width: after `wait` steps if given; else, if its trigger is patient, each look without
         growth delays the next one further.
 
         If `wait` is infinite, the width is done until another one grows. As what a network needs may change while it
-        trains, it is also looked at again when training has gone on for as long again.
+        trains, it is also looked at again when training has gone on for as long again, as if the wait had begun `early`
+        steps later.
         """
         state = self._states[name]
         state.quiet = state.quiet + 1 if patient and not grown else 0
         state.done = wait == math.inf
         if wait is None:
             wait = min(max(state.quiet, 1), MAX_INTERVAL)
-        state.next_look = step + (step if state.done else int(wait))
+        state.next_look = 2 * (step + early) if state.done else step + int(wait)
 
     @property
     def done(self) -> dict[str, int]:
