@@ -453,6 +453,7 @@ def test_ray_tune_stops_trials_that_are_behind(
     good, bad = asha.draw(space, Goal(), 2)[0]
     assert (good.settings.learning_rate, bad.settings.learning_rate) == (1e-2, 1e-6)
     found = asha.tune_with_asha(space, out, Goal(), 2, workers=1)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Ctrl-C works as before
     assert (found.trials, found.chosen, found.failed) == ([good, bad], [good], {})
     assert (out / bad.name / "stopped.txt").read_text().startswith("stopped after epoch 1 of 9")
     assert len(lines(out / bad.name / "epochs.jsonl")) == 1 and not (out / bad.name / "result.json").exists()

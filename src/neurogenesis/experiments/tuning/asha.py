@@ -32,7 +32,7 @@ from ..files import writing_to
 from ..progress import SweepProgress
 from ..record import FAILURE_FILE, RESULT_FILE, STOPPED_FILE
 from ..run_directory import RunDirectory
-from ..signals import sigterm_as_ctrl_c
+from ..signals import restoring_signals, sigterm_as_ctrl_c
 from .asha_trials import ACCURACY, EPOCH, FAILURE, FILES, Start, Starts, do_trial
 from .choice import Goal
 from .directory import record_too_large, writing_search
@@ -153,7 +153,8 @@ def _fit(trials: Sequence[Trial], place: Place, request: Request, workers: int |
             ),
         )
         try:
-            tuner.fit()
+            with restoring_signals():  # Ray Tune would go on to keep Ctrl-C from what comes afterwards
+                tuner.fit()
         except TuneError:
             if driver.problem is not None:
                 raise driver.problem from None
