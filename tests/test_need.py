@@ -406,6 +406,38 @@ def test_a_width_that_is_done_is_not_looked_at_until_another_one_grows() -> None
     assert "window" in grower.layers[0].memory
 
 
+class Counting(ng.Grower):
+    """Counts the steps at which there was something to do."""
+
+    busy = 0
+
+    def _step(self, closure: Callable[[], Any] | None) -> list[ng.history.Event]:
+        self.busy += 1
+        return super()._step(closure)
+
+
+class Busy(Counting):
+    """Takes every step as if there were something to do."""
+
+    _busy_from = property(lambda self: 0, lambda self, value: None)  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("strategy", ["need", "north-select", "gradmax"])
+def test_steps_with_nothing_to_do_are_skipped_and_change_nothing(strategy: str) -> None:
+    growers = []
+    for kind in (Counting, Busy):
+        torch.manual_seed(0)
+        model = mlp(6, 3, 3, 3)
+        grower = kind(model, torch.optim.Adam(model.parameters(), lr=1e-2), strategy, max_width=12)
+        train(grower, 150, problem(noise=4.0))
+        growers.append(grower)
+    skipping, busy = growers
+    assert skipping.steps == busy.steps == busy.busy == 150 and skipping.busy < 120
+    events, others = ([(each.step, each.width, each.after, each.metric) for each in g.history] for g in growers)
+    assert events == others != []
+    assert all(torch.equal(a, b) for a, b in zip(skipping.model.parameters(), busy.model.parameters(), strict=True))
+
+
 class Forced(ng.triggers.Need):
     """Need, but one width grows by two neurons at the eighth step, and no other."""
 

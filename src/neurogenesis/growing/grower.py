@@ -610,13 +610,13 @@ class Grower:
         untrained = state["untrained"]
         self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
+        self.history.load_state_dict(state["history"])
         self._taps.clear_records()
         self._check_budget()
         self._prepare_passes()
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
         self.buffer.take(calls, state.get("rank", 0), state.get("passes", len(calls)))
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
-        self.history.load_state_dict(state["history"])
         if self._dead is not None:
             self._dead.load(state.get("dead") or {})
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..passes.replay import Hook
-from ..passes.taps import is_redirected
+from ..structure.wrappers import is_redirected
 
 
 class OutermostCalls:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..structure.axes import Axis
 from ..structure.tracing import is_internal_run, tensors_in
-from ..structure.wrappers import active_wrapper
+from ..structure.wrappers import active_wrapper, is_redirected
 from .buffers import Buffer
 from .compiled import EagerPasses, PassHook
 from .ranks import ALONE, Ranks
@@ -256,11 +256,6 @@ class Taps:
         self.clear_records()
         self.buffer.clear()
         self._inputs.clear()
-
-
-def is_redirected(module: nn.Module) -> bool:
-    """Whether this call of a LightningModule is one of its training_step, through DistributedDataParallel."""
-    return getattr(vars(module).get("forward"), "__qualname__", "").startswith("_ForwardRedirection.")
 
 
 def _remove(handles: list[Any]) -> None:

@@ -41,6 +41,11 @@ def active_wrapper(model: nn.Module) -> DistributedDataParallel | None:
     return wrapper
 
 
+def is_redirected(module: nn.Module) -> bool:
+    """Whether this call of a LightningModule is one of its training_step, through DistributedDataParallel."""
+    return getattr(vars(module).get("forward"), "__qualname__", "").startswith("_ForwardRedirection.")
+
+
 def rebuild_reducers(model: nn.Module) -> None:
     """Make wrappers average the gradients of resized parameters, and give all processes the values of the first.
 
