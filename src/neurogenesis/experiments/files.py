@@ -10,6 +10,7 @@ from typing import Any
 
 from ..files import replace_file
 from .errors import UsageError
+from .parsing import INVALID, T, parse
 from .record import CHECKPOINT_FILE, STUDY_FILE
 
 
@@ -26,6 +27,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise damaged(path, "does not contain a JSON object")
     return content
+
+
+def read_record(path: Path, kind: type[T], what: str) -> T | None:
+    """The record in a JSON file, or None if the file does not exist; UsageError if it is not `what` it should be."""
+    content = read_json(path)
+    if content is None:
+        return None
+    try:
+        return parse(kind, content)
+    except INVALID as error:
+        raise damaged(path, f"is not {what} ({type(error).__name__}: {error})") from error
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 
 from ..files import PARTIAL_SUFFIX, replace_file
 from .errors import UsageError
-from .files import damaged, read_json, write_json, writing_to
-from .parsing import INVALID, parse, to_json
+from .files import damaged, read_json, read_record, write_json, writing_to
+from .parsing import parse, to_json
 from .record import (
     CHECKPOINT_FILE,
     ENVIRONMENT_FILE,
@@ -165,14 +165,7 @@ class RunDirectory:
 
 def read_result(directory: Path) -> Result | None:
     """The result in a run's directory; None if the run is not finished."""
-    path = directory / RESULT_FILE
-    content = read_json(path)
-    if content is None:
-        return None
-    try:
-        return parse(Result, content)
-    except INVALID as error:
-        raise damaged(path, f"is not the result of a run ({type(error).__name__}: {error})") from error
+    return read_record(directory / RESULT_FILE, Result, "the result of a run")
 
 
 def _save_tensors(content: Mapping[str, Any], path: Path) -> None:

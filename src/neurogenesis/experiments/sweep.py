@@ -13,8 +13,8 @@ from .building import widths_of
 from .engines import HERE, Engine, Job, Place
 from .engines.processes import write_failure
 from .errors import UsageError
-from .files import damaged, read_json, write_json, writing_to
-from .parsing import INVALID, parse, to_json
+from .files import read_json, read_record, write_json, writing_to
+from .parsing import to_json
 from .progress import SweepProgress
 from .record import FAILURE_FILE, LOCK_FILE, SETTINGS_FILE, STUDY_FILE, Result, StudyRecord
 from .run_directory import read_result
@@ -28,11 +28,8 @@ def record_study(out: Path, name: str, title: str, runs: Mapping[str, Settings])
         out.mkdir(parents=True, exist_ok=True)
     path = out / STUDY_FILE
     with FileLock(out / LOCK_FILE):
-        content = read_json(path)
-        try:
-            present = StudyRecord(study=name, title=title, runs={}) if content is None else parse(StudyRecord, content)
-        except INVALID as error:
-            raise damaged(path, f"is not the record of a study ({type(error).__name__}: {error})") from None
+        present = read_record(path, StudyRecord, "the record of a study")
+        present = present or StudyRecord(study=name, title=title, runs={})
         if present.study != name:
             raise UsageError(f"{out} holds the study {present.study}: choose another --out, or delete it")
         records = {label: settings.record() for label, settings in runs.items()}

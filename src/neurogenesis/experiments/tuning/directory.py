@@ -10,8 +10,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import UsageError
-from ..files import damaged, read_json, write_json, writing_to
-from ..parsing import INVALID, parse, to_json
+from ..files import read_record, write_json, writing_to
+from ..parsing import to_json
 from ..record import LOCK_FILE, SEARCH_FILE, SearchRecord
 
 
@@ -57,11 +57,4 @@ def record_too_large(out: Path, count: int) -> None:
 
 def read_search(out: Path) -> SearchRecord | None:
     """The record of the search in a directory; None if there is none."""
-    path = out / SEARCH_FILE
-    content = read_json(path)
-    if content is None:
-        return None
-    try:
-        return parse(SearchRecord, content)
-    except INVALID as error:
-        raise damaged(path, f"is not the record of a search ({type(error).__name__}: {error})") from None
+    return read_record(out / SEARCH_FILE, SearchRecord, "the record of a search")
