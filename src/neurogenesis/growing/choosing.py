@@ -25,6 +25,7 @@ from ..structure.tracing import Example
 from ..structure.widths import Width, Widths
 from ..triggers import resolved_size
 
+FROZEN = frozenset({Kind.FROZEN, Kind.PARTLY_FROZEN})
 _GRADIENTS = frozenset({"gradients", "fan-out gradients"})
 MaxWidth = int | float | Mapping[str, int | float] | None
 

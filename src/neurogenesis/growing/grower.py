@@ -47,12 +47,19 @@ from ..surgery.resizing import resize_widths
 from ..triggers import Decision
 from .accumulation import accumulating
 from .budget import affordable, rounded_up, shares
-from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
+from .choosing import (
+    FROZEN,
+    MaxWidth,
+    as_call,
+    as_example,
+    choose_widths,
+    has_convolutions,
+    make_layers,
+    set_maximum_sizes,
+)
 from .dying import DeadNeurons
 from .overview import overview
 from .schedule import Schedule
-
-_FROZEN = frozenset({Kind.FROZEN, Kind.PARTLY_FROZEN})
 
 
 class Grower:
@@ -204,7 +211,7 @@ class Grower:
         """Watch the widths that can grow; those that are watched already keep their state."""
         present = {layer.name: layer for layer in self._layers or ()}
         allowed = self._allowed_reasons
-        chosen = choose_widths(known, self.include, self.exclude, allowed | _FROZEN)
+        chosen = choose_widths(known, self.include, self.exclude, allowed | FROZEN)
         frozen = [width for width in chosen if width.obstacle(allowed) is not None]
         chosen = [width for width in chosen if width not in frozen]
         layers = make_layers(self.model, self.strategy, chosen, calls, self.buffer) if chosen else []
@@ -332,6 +339,8 @@ class Grower:
         self.buffer.join(ranks)
         for layer in self._layers or ():
             layer.ranks = ranks
+        if self._widths is not None and self._widths.structure.not_called:  # attached before the model was wrapped
+            self._watch_again(self._widths)
         if self.buffer.untrained is not None:  # attached before DistributedDataParallel made the models equal
             self.buffer.untrained = self.buffer.untrained.of_first(ranks)
 

@@ -13,13 +13,12 @@ from torch.optim import Optimizer
 
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.modes import ordinary_tensors
-from ..structure.reasons import Kind
 from ..structure.tracing import Examples
 from ..structure.widths import Width, widths
 from ..surgery.attached import optimizers_of
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery, plan_shrinkage
-from .choosing import choose_widths
+from .choosing import FROZEN, choose_widths
 
 LEAST = 4  # neurons, where a fraction would be fewer
 
@@ -71,8 +70,7 @@ def narrow(
     model = unwrapped(model)
     if (trained := sign_of_training(model, optimizers_of(model, optimizer))) is not None:
         raise ValueError(f"the model has been trained ({trained}), and narrow() would destroy it: {_INSTEAD}")
-    allowed = {Kind.PARTLY_FROZEN} if frozen else set[Kind]()
-    chosen = choose_widths(widths(model, example, tie=tie), include, exclude, allowed)
+    chosen = choose_widths(widths(model, example, tie=tie), include, exclude, FROZEN if frozen else ())
     if (name := next(_not_drawn_at_random(model, chosen), None)) is not None:
         warnings.warn(f"{name} does not look untrained, and narrow() destroys what it knows: {_INSTEAD}", stacklevel=2)
     with ordinary_tensors(), torch.no_grad():

@@ -206,7 +206,7 @@ class Widths:
 
     @property
     def resizes(self) -> list[tuple[str, int | list[int]]]:
-        """The neurons that have been added to widths, or the indices of those removed, in a model with unused layers."""
+        """Neurons that have been added to widths, or the indices of those removed, in a model with unused layers."""
         names = {width.atom: width.name for width in self if width.fixed is None}
         return [(names[atom], change) for atom, change in self.structure.resizes]
 

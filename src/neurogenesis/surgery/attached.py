@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..structure.axes import unwrapped
+from .ages import forget
 from .optimizer_state import Optimizers, as_list
 
 
@@ -34,10 +35,13 @@ def attached_to(model: nn.Module) -> Attached | None:
 
 
 def attach(model: nn.Module, new: Attached) -> None:
-    """Attach something to a model, in place of what is attached to it; young weights stay young."""
+    """Attach something to a model, in place of what is attached to it; in optimizers of both, young weights stay young."""
     present = attached_to(model)
     if present is not None:
+        left = [each for each in present.optimizers if each not in new.optimizers]
         present.detach(keep_ages=True)
+        for each in left:
+            forget(each)
     _ATTACHED[model] = weakref.ref(new)
 
 
