@@ -35,7 +35,10 @@ def attached_to(model: nn.Module) -> Attached | None:
 
 
 def attach(model: nn.Module, new: Attached) -> None:
-    """Attach something to a model, in place of what is attached to it; in optimizers of both, young weights stay young."""
+    """Attach something to a model, in place of what is attached to it.
+
+    In optimizers that both know, young weights stay young.
+    """
     present = attached_to(model)
     if present is not None:
         left = [each for each in present.optimizers if each not in new.optimizers]
