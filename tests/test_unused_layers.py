@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import neurogenesis as ng
@@ -315,3 +316,17 @@ def test_an_error_in_a_branch_that_no_hook_can_know_tells_the_remedy() -> None:
         model(X)
     notes = "".join(getattr(caught.value, "__notes__", ["neurogenesis has resized a from 8 to 9: example=["]))
     assert "neurogenesis has resized a from 8 to 9" in notes and "example=[" in notes
+
+
+def test_compiled_models_and_several_processes_refuse_such_widths(tmp_path: Any) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for wrapped in (
+            torch.compile(make(Auxiliary), backend="eager"),
+            nn.parallel.DistributedDataParallel(make(Auxiliary), find_unused_parameters=True),
+        ):
+            optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+            with pytest.raises(ValueError, match=r"(?s)aux is not used by the example and may be.*example=\[\.\.\.\]"):
+                ng.Grower(wrapped, optimizer, example=X)
+    finally:
+        dist.destroy_process_group()

@@ -306,7 +306,9 @@ def find_widths(
     structure.not_called = frozenset(name for name in unused if _can_be_called(model, name, called))
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-        _warn(f"the example does not use {', '.join(unused[:3])}{more}: widths there cannot be found")
+        names = f"{', '.join(unused[:3])}{more}"
+        remedy = "pass a list of inputs that together use all layers, as example=[...]"
+        _warn(f"the example does not use {names}: widths there cannot be found; if other inputs do, {remedy}")
     fix_modules(model, axes)
     fix_parametrized(model, axes)
     fix_shared(named_tensors(model), axes)
