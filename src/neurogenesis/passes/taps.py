@@ -63,6 +63,7 @@ class Taps:
         self._inputs: dict[tuple[str, ...], Tensor] = {}
         self._points: list[tuple[nn.Module, Any, Callable[[Tensor], None]]] = []  # where inputs and outputs are read
         self._point_handles: list[Any] = []
+        self._gradient_handles: list[Any] = []
         self._pass_hooks = [PassHook(self._before_forward, observer=self), PassHook(self._after_forward)]
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._pass_hooks[0], with_kwargs=True),
@@ -130,7 +131,7 @@ class Taps:
                 seen.add_gradient(role, axis, parameter.grad, alone=self.ranks is ALONE)
 
         if parameter.requires_grad:
-            self._handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
+            self._gradient_handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
 
     def begin(self, call: Call) -> None:
         """Run `on_first_call` if it has not run yet."""
@@ -142,6 +143,17 @@ class Taps:
             finally:
                 self.muted = False
             self._on_first_call = None
+
+    def start_again(self, on_first_call: Callable[[Call], None]) -> None:
+        """Watch no widths any more, and wait for a first training pass."""
+        self.clear_records()
+        _remove(self._point_handles)
+        _remove(self._gradient_handles)
+        self._points.clear()
+        self._watched, self.wanted, self._on_first_call = (), frozenset(), on_first_call
+        self._call, self.idle = None, False
+        self.buffer.forget_widths()
+        self.run_eagerly(True)
 
     # --- hooks -------------------------------------------------------------------------------------------
 
@@ -248,8 +260,8 @@ class Taps:
             seen.clear()
 
     def remove(self) -> None:
-        _remove(self._handles)
-        _remove(self._point_handles)
+        for handles in (self._handles, self._point_handles, self._gradient_handles):
+            _remove(handles)
         self.run_eagerly(False)
         self._points.clear()
         self.muted, self._call = True, None
