@@ -210,13 +210,15 @@ def read_content(path: Path | IO[bytes], map_location: Any = "cpu") -> dict[str,
     name = name_of(path)
     if isinstance(path, Path) and not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
-    hint = "" if isinstance(path, Path) else ". It is read from where it is: file.seek(0) is its beginning"
+    hint = (
+        "" if isinstance(path, Path) else ". It is read from its position: call file.seek(0) to read it from the start"
+    )
     try:
         content = torch.load(path, map_location=map_location, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{name} contains more than tensors and plain values, or is damaged. If you trust it, read it with "
-            f"torch.load(path, weights_only=False) and pass its state. ({str(error).splitlines()[0]})"
+            f"torch.load(path, weights_only=False) and pass its state. ({str(error).splitlines()[0]}){hint}"
         ) from None
     except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -233,8 +235,13 @@ def part_for(model: nn.Module, state: State) -> tuple[State, str]:
         return state, ""
     prefixes = [key[: -len(names[0])] for key in state if key.endswith(f".{names[0]}")]
     fitting = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
-    if len(fitting) != 1:
+    if not fitting:
         return state, ""
+    if len(fitting) > 1:
+        raise ValueError(
+            f"the state has all names of the model several times, after {' and '.join(map(repr, fitting))}: pass the "
+            "part that is meant or, if several models were saved, use neurogenesis.load(file, {name: model})"
+        )
     (prefix,) = fitting
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}, prefix
 

@@ -106,12 +106,12 @@ class Run:
         models = content["models"]
         _check_models([part.name for part in self.parts], list(models), where)
         left_out = [f"{name}." for name in models if name not in {part.name for part in self.parts}]
-        check_optimizers(self.optimizers, content["optimizers"], self.names, left_out, where)
         kinds, saved = [type(each).__name__ for each in self.others], [each["kind"] for each in content["others"]]
         if self.others and kinds != saved:
             raise ValueError(f"others: {where} has the state of {_listing(saved)}, not of {_listing(kinds)}")
         for part in self.parts:
             _check_part(part, models[part.name], where)
+        check_optimizers(self.optimizers, content["optimizers"], self.names, left_out, where)
         for part in self.parts:  # finds the widths, if this has not been done
             if part.grower is not None:
                 part.grower.check_state(models[part.name]["grower"])
