@@ -172,15 +172,16 @@ def test_a_model_that_was_pruned_is_as_it_was() -> None:
     assert not differing(run.state, before)
 
 
-def test_baselines_of_widths_that_were_measured_later_are_measured_again() -> None:
-    """A width that has too few samples at the snapshot gets the same baseline after it."""
-    run = Training.start("north-random", sizes=(6, 40, 40, 3), max_width=80)
+def test_widths_that_were_measured_later_are_measured_again_in_the_untrained_model() -> None:
+    """The widths have enough samples after one, two and three batches."""
+    run = Training.start("north-random", sizes=(6, 20, 40, 70, 3), max_width=140, buffer=256)
+    run.optimizer.param_groups[0]["lr"] = 0.3  # so that the trained model is soon another one
     run.steps(range(1))
     best = run.snapshot()
-    expected = run.steps(range(1, 20))
+    expected = run.steps(range(1, 6))
     state = run.state
     run.restore(best)
-    assert run.steps(range(1, 20)) == expected
+    assert run.steps(range(1, 6)) == expected
     assert not differing(run.state, state)
 
 
