@@ -246,13 +246,41 @@ def test_buffers_that_are_not_part_of_the_state_are_restored_too() -> None:
     assert model.scale.tolist() == [0, 1, 2, 3]
 
 
-def test_the_model_alone_is_restored_and_its_grower_goes_on() -> None:
+def test_the_layout_of_memory_is_restored() -> None:
+    """Kernels of convolutions depend on it, and with them the last bits."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 3)).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    x = torch.randn(2, 2, 8, 8).to(memory_format=torch.channels_last)
+
+    def train(steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = model(x).sin().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        return losses
+
+    train(2)
+    best = ng.snapshot(model, optimizer)
+    tensors = [*model.parameters(), *(each["momentum_buffer"] for each in optimizer.state.values())]
+    strides, expected = [tensor.stride() for tensor in tensors], train(3)
+    ng.grow(model, "0", 3, optimizer=optimizer, example=x)
+    ng.restore(best, model, optimizer)
+    tensors = [*model.parameters(), *(each["momentum_buffer"] for each in optimizer.state.values())]
+    assert [tensor.stride() for tensor in tensors] == strides
+    assert train(3) == expected
+
+
+def test_the_model_alone_is_restored_and_its_growers_sizes_follow() -> None:
     run = Training.start()
     run.steps(range(3))
     best, before = ng.snapshot(run.model), copy.deepcopy(run.model.state_dict())
     run.steps(range(3, 25))
     steps = run.grower.steps
-    ng.restore(best, run.model, ema=None, optimizer=None, grower=None)
+    ng.restore(best, run.model)
     assert not differing(run.model.state_dict(), before)
     assert run.grower.widths == best.widths and run.grower.steps == steps
 

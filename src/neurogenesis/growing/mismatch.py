@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ class MismatchNote:
     def __init__(self, model: nn.Module, widths: Callable[[], Widths | None]):
         self._widths = widths
         self._errors: list[str] | None = None
-        self._state: Mapping[str, Any] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._prefix = ""
         self._handles = [
             model.register_load_state_dict_pre_hook(Hook(self._before)),  # type: ignore[no-untyped-call]
@@ -39,32 +39,38 @@ class MismatchNote:
             handle.remove()
 
     def _before(self, model: nn.Module, state: Mapping[str, Any], prefix: str, *others: Any) -> None:
-        self._state, self._prefix, self._errors = state, prefix, others[-1]
+        self._prefix, self._errors = prefix, others[-1]
+        self._shapes = {
+            name: tuple(value.shape)
+            for name in named_tensors(model)
+            if isinstance(value := state.get(prefix + name), Tensor)
+        }
 
     def _after(self, model: nn.Module, _: Any) -> None:
-        errors, state, prefix = self._errors, self._state, self._prefix
-        self._errors, self._state = None, {}
-        if errors is not None and any(error.startswith(f"size mismatch for {prefix}") for error in errors):
-            own = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-            if note := mismatch_note(model, own, self._widths(), prefix.removesuffix(".")):
-                errors.append(note)
+        errors, self._errors = self._errors, None
+        if not any(error.startswith(f"size mismatch for {self._prefix}") for error in errors or ()):
+            return
+        note = mismatch_note(model, self._shapes, self._widths(), self._prefix.removesuffix("."))
+        if errors is not None and note is not None:
+            errors.append(note)
 
 
-def mismatch_note(model: nn.Module, state: Mapping[str, Any], widths: Widths | None, path: str = "") -> str | None:
+def mismatch_note(
+    model: nn.Module, shapes: Mapping[str, Sequence[int]], widths: Widths | None, path: str = ""
+) -> str | None:
     """Which widths of a model differ from a state and what to do, or None if it is of another architecture.
 
     Args:
         model: the model.
-        state: the state, with the model's names.
+        shapes: shapes in the state, by the model's names.
         widths: the model's widths, or None if they are not known.
         path: where the model is inside the one that is loaded.
     """
-    shapes = {name: tuple(state[name].shape) for name in named_tensors(model) if isinstance(state.get(name), Tensor)}
-    call, more = ("neurogenesis.load_state_dict(model, state)", "") if not path else (
-        f"neurogenesis.load_state_dict(model.{path}, state) first", f" model.{path}"
-    )  # fmt: skip
+    remedy = "neurogenesis.load_state_dict(model, state)"
+    if path:
+        remedy = f"neurogenesis.load_state_dict(model.{path}, state) first"
     if widths is None or widths.differs_from(model) is not None:
-        return f"If the state was saved from a model that has grown, call {call}: it resizes the model{more}."
+        return f"If the state was saved from a model that has grown, call {remedy}: it resizes the model."
     try:
         sizes = sizes_from_shapes(widths, shapes)
     except ValueError:
@@ -77,9 +83,8 @@ def mismatch_note(model: nn.Module, state: Mapping[str, Any], widths: Widths | N
     if not differing:
         return None
     listed = ", ".join(differing[:3]) + (f" and {len(differing) - 3} more" if len(differing) > 3 else "")
-    plural = "s" if len(differing) > 1 else ""
     return (
-        f"The model has been resized since the state was saved: width{plural} {listed}. Call {call}, which resizes it "
-        "back; or, to go back with optimizer and grower, use neurogenesis.snapshot() and neurogenesis.restore() "
-        "instead of state_dict() and load_state_dict()."
+        f"The model has been resized since the state was saved: width{'s' if len(differing) > 1 else ''} {listed}. "
+        f"Call {remedy}, which resizes it back; or, to go back with optimizer and grower, use neurogenesis.snapshot() "
+        "and neurogenesis.restore() instead of state_dict() and load_state_dict()."
     )

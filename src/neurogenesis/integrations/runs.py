@@ -272,7 +272,7 @@ def _check_part(part: Part, saved: Mapping[str, Any], where: str) -> None:
         if part.average is not None and saved["average"] is not None:
             check_names(part.average, with_shared(part.average, saved["average"]))
     except ValueError as error:
-        raise ValueError(f"{part.label}{error}") from None if part.label else error
+        raise ValueError(f"{part.label}{error}") from None
 
 
 def _load_module(module: nn.Module, saved: Mapping[str, Any], buffers: Mapping[str, Tensor], own: Any) -> None:
