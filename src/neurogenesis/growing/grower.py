@@ -173,6 +173,7 @@ class Grower:
         self._frozen_widths: list[Width] = []  # which are watched when they are unfrozen
         self._unused: UnusedLayers | None = None
         self._completed: Widths | None = None  # with the layers that have been called since the last step
+        self._late_calls = 0  # of layers that no example had used
         self._limited: set[str] = set()  # widths whose maximum neither the strategy nor the user has set
         self._attached = True
         self._stepped = False
@@ -294,6 +295,7 @@ class Grower:
             with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
                 resize_late_layers(surgery, found, known.unused, resizes)
         self._completed, self._calls = publish(found, self.model), calls
+        self._late_calls += 1
         self._busy_from = 0
         self._watch_unused(found)
 
@@ -746,6 +748,14 @@ class Grower:
             self._dead.load(state.get("dead") or {})
         self._measured.clear()
 
+    def check_examples(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if a state was saved before a layer was first called, which has been resized since."""
+        if self._late_calls > len(state.get("further examples", ())):
+            raise ValueError(
+                "the state was saved before a layer was first called that the example does not use, and that layer has "
+                "been resized since: pass a list of inputs that together use all layers to the Grower, as example=[...]"
+            )
+
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless a state can be loaded; finds the widths first if they are not known."""
         if state["strategy"] != repr(self.strategy):
@@ -772,7 +782,7 @@ class Grower:
     def _start_again(self) -> None:
         """Wait for the first training pass, as a new grower does."""
         self._layers = self._widths = self._completed = self._dead = None
-        self._calls, self._frozen_widths = [], []
+        self._calls, self._frozen_widths, self._late_calls = [], [], 0
         if self._unused is not None:
             self._unused.remove()
         self._schedule.start(())

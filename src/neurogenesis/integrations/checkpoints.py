@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.modes import ordinary_tensors
 from ..structure.solving import sizes_from_shapes
-from ..structure.tracing import Example
+from ..structure.tracing import Examples
 from ..structure.widths import known_widths, last_widths
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery
@@ -35,7 +35,7 @@ def load_state_dict(
     model: nn.Module,
     state: State | File,
     *,
-    example: Example | None = None,
+    example: Examples | None = None,
     strict: bool = True,
     optimizer: Optimizers = None,
 ) -> dict[str, int]:
@@ -49,7 +49,7 @@ def load_state_dict(
             safetensors, Lightning, Hugging Face or Accelerate. If its names have a prefix, such as ``net.`` or
             ``module.``, the part with the model's names is loaded. Files, which may be open, are read with
             ``weights_only=True``.
-        example: an input of the model, to find its widths. It is not needed if `widths` was called for this model, as
+        example: an input of the model, or a list of several, to find its widths. It is not needed if `widths` was called for this model, as
             is necessary for widths that grow together by `tie`, if the sizes of widths are in the file, or if the
             model has the shapes of the state already.
         strict: whether state and model must have the same names.
@@ -89,7 +89,7 @@ def fit(
     model: nn.Module,
     state: State,
     saved: SavedSizes | None = None,
-    example: Example | None = None,
+    example: Examples | None = None,
     optimizer: Optimizers = None,
 ) -> dict[str, int]:
     """Resize a model to the shapes in a state, which the caller then loads; returns the new sizes of widths."""
@@ -98,7 +98,7 @@ def fit(
 
 
 def fit_in(
-    surgery: Surgery, state: State, saved: SavedSizes | None = None, example: Example | None = None
+    surgery: Surgery, state: State, saved: SavedSizes | None = None, example: Examples | None = None
 ) -> dict[str, int]:
     """Resize a model as `fit` does, as a part of a surgery, which reverts it if another part fails."""
     model = surgery.model

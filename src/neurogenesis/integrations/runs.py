@@ -110,6 +110,8 @@ class Run:
         if self.others and kinds != saved:
             raise ValueError(f"others: {where} has the state of {_listing(saved)}, not of {_listing(kinds)}")
         for part in self.parts:
+            if part.grower is not None and models[part.name]["grower"] is not None:
+                part.grower.check_examples(models[part.name]["grower"])
             _check_part(part, models[part.name], where)
         check_optimizers(self.optimizers, content["optimizers"], self.names, left_out, where)
         for part in self.parts:  # finds the widths, if this has not been done
