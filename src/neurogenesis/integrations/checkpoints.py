@@ -49,9 +49,9 @@ def load_state_dict(
             safetensors, Lightning, Hugging Face or Accelerate. If its names have a prefix, such as ``net.`` or
             ``module.``, the part with the model's names is loaded. Files, which may be open, are read with
             ``weights_only=True``.
-        example: an input of the model, or a list of several, to find its widths. It is not needed if `widths` was called for this model, as
-            is necessary for widths that grow together by `tie`, if the sizes of widths are in the file, or if the
-            model has the shapes of the state already.
+        example: an input of the model, or a list of several, to find its widths. It is not needed if `widths` was
+            called for this model, as is necessary for widths that grow together by `tie`, if the sizes of widths are in
+            the file, or if the model has the shapes of the state already.
         strict: whether state and model must have the same names.
         optimizer: the optimizers of the model, if they have state already; the new entries are zero.
 
