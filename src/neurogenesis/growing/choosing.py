@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -29,19 +30,38 @@ MaxWidth = int | float | Mapping[str, int | float] | None
 
 
 def choose_widths(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> list[Width]:
-    """Growable widths whose name, or the path of a producer, matches the patterns."""
-
-    def match(width: Width, patterns: Sequence[str]) -> bool:
-        names = {width.name, *(axis.module for axis in width.producers)}
-        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-
+    """Growable widths whose name, or the path of a producer, matches the patterns; each must match some width."""
     if not known.growable:
         raise ValueError(_no_growable_width(known))
-    chosen = [width for width in known.growable if match(width, include) and not match(width, exclude)]
+    names = {width: {width.name, *(axis.module for axis in width.producers)} for width in known}
+    for what, patterns in (("include", include), ("exclude", exclude)):
+        for pattern in patterns:
+            if not any(_matches(own, [pattern]) for own in names.values()):
+                raise ValueError(f"{what}: {pattern!r} matches no width; {_hint(known, pattern)}")
+    chosen = [
+        width for width in known.growable if _matches(names[width], include) and not _matches(names[width], exclude)
+    ]
     if not chosen:
-        names = ", ".join(width.name for width in known.growable)
-        raise ValueError(f"include={include} and exclude={exclude} leave no width to grow; growable widths: {names}")
+        raise ValueError(
+            f"include={list(include)} and exclude={list(exclude)} leave no width to grow; growable widths: "
+            f"{', '.join(width.name for width in known.growable)}"
+        )
     return chosen
+
+
+def _matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _hint(known: Widths, pattern: str) -> str:
+    """What may have been meant by a pattern that matches neither a width nor a producer."""
+    others = {width.name: {axis.module for axis in (*width.carriers, *width.consumers)} for width in known.growable}
+    if near := [name for name, modules in others.items() if _matches(modules, [pattern])]:  # such as a norm
+        return f"what it matches belongs to the width {' and '.join(map(repr, near[:3]))}"
+    near = difflib.get_close_matches(pattern, [width.name for width in known], n=3, cutoff=0.4)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    return f"growable widths: {', '.join(width.name for width in known.growable)}"
 
 
 def _no_growable_width(known: Widths) -> str:
