@@ -452,6 +452,22 @@ class recurrent(nn.Module):
         return self.head(self.rnn(self.mix(self.embed(x).relu()))[0][:, -1])
 
 
+GATES = "tied to the gates and the state of the recurrent layer rnn (LSTM)"
+
+
+@case(randn(2, 5, 4), {"embed": 6, "mix": 7}, {"rnn.weight_ih_l0": GATES, "rnn.weight_ih_l1": GATES, "head": OUT})
+class long_short_term_memory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.squeeze = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.rnn = nn.LSTM(4, 3, batch_first=True, num_layers=2, bidirectional=True)
+        self.mix, self.head = nn.Linear(6, 7), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.rnn(self.squeeze(self.embed(x).relu()))
+        return self.head(self.mix(states[:, -1]).relu())
+
+
 @case(randn(2, 4), {"1": 6}, {"0.weight": "_trilinear"})
 def unknown_operation() -> nn.Module:
     class Pair(nn.Bilinear):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -498,3 +499,25 @@ def test_a_model_that_cannot_grow_says_in_the_constructor_what_can_be_done(
         ng.Grower(model, optim.SGD(model.parameters()), example=randn(5, 4))
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.PReLU(), "no layer reads the output of another one: put a hidden layer between input and output"),
+        (nn.Bilinear(4, 4, 5), "weight is used by aten._trilinear, an operation without a rule"),
+    ],
+)
+def test_a_model_without_widths_says_why(model: nn.Module, said: str) -> None:
+    example = (randn(5, 4), randn(5, 4))[: 1 + isinstance(model, nn.Bilinear)]
+    assert said in str(ng.widths(model, example))
+    with pytest.raises(ValueError, match=rf"no width of this model can grow: .*{re.escape(said)}"):
+        ng.Grower(model, optim.SGD(model.parameters()), example=example)
+
+
+def test_tracing_an_lstm_leaves_the_kernels_on() -> None:
+    ng.widths(nn.LSTM(4, 3), randn(2, 5, 4))
+    assert torch.backends.mkldnn.enabled
+    with pytest.raises(ValueError, match="the model rejects the example"):
+        ng.widths(nn.LSTM(4, 3), randn(2, 5, 5))
+    assert torch.backends.mkldnn.enabled

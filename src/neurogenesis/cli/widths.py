@@ -58,7 +58,7 @@ def widths(
         found = ng.widths(made, torch.randn(input), tie=tie)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None
-    echo(found if len(found) else f"{model} has no widths: no layer reads the output of another one")
+    echo(found if len(found) else f"{model} has no widths: {found.why_none}")
     return 0
 
 

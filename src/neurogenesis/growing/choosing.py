@@ -65,6 +65,8 @@ def _hint(known: Widths, pattern: str) -> str:
 
 
 def _no_growable_width(known: Widths) -> str:
+    if known.why_none is not None:
+        return f"no width of this model can grow: {known.why_none}"
     reasons = {width.name: width.why for width in known}
     remedies = [reason.kind.remedy for reason in reasons.values() if reason is not None and reason.kind.remedy]
     lines = ["no width of this model can grow:", *(f"  {name}: {reason}" for name, reason in reasons.items())]

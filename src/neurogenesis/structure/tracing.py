@@ -102,6 +102,7 @@ class _Frame:
     path: str
     operations: int = 0
     opaque: bool = False  # a rule describes the whole module
+    fused: bool = False  # whether the kernels of oneDNN were on, which run an LSTM as one operation
 
     @property
     def where(self) -> str:
@@ -162,7 +163,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of all modules."""
         path = self.paths.get(module, self.frames[-1].path)
-        self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None))
+        fused = isinstance(module, nn.LSTM) and torch.backends.mkldnn.enabled
+        self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None, fused=fused))
+        if fused:  # without them it runs as operations that have rules
+            torch.backends.mkldnn.enabled = False
         if isinstance(module, _NormBase) and args and isinstance(args[0], Tensor):
             axes = self.label(args[0]).axes[:2]
             fits = [term for term in axes if size(term) == module.num_features]
@@ -175,7 +179,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.frames[-1].opaque and not self._inside_opaque(self.frames[:-1]) and kwargs:
                 self._label_module(module, args, kwargs[0], output)
         finally:
-            self.frames.pop()
+            if self.frames.pop().fused:
+                torch.backends.mkldnn.enabled = True
 
     def _label_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Label the outputs of a module that has its own rule."""

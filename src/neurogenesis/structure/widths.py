@@ -201,7 +201,21 @@ class Widths:
         """What has changed in the model since its widths were found, other than by growing or shrinking."""
         return self.structure.differs_from(model)
 
+    @property
+    def why_none(self) -> str | None:
+        """Why the model has no widths at all; None if it has some."""
+        if self._widths:
+            return None
+        fixed = {atom: name for name, axes in self.structure.axes.items() for term in axes for atom in leaves(term)}
+        unknown = [
+            f"; {name} is {why}" for atom, name in fixed.items() for why in atom.fixed if why.kind is Kind.NO_RULE
+        ]
+        what = "no layer reads the output of another one: put a hidden layer between input and output"
+        return what + "".join(dict.fromkeys(unknown))
+
     def __str__(self) -> str:
+        if self.why_none is not None:
+            return f"no widths: {self.why_none}"
         rows: list[tuple[str, ...]] = [("width", "size", "producers", "carriers", "consumers", "can grow")]
         for width in self:
             lists = [_join_names(axes) for axes in (width.producers, width.carriers, width.consumers)]
