@@ -468,6 +468,27 @@ class long_short_term_memory(nn.Module):
         return self.head(self.mix(states[:, -1]).relu())
 
 
+@case(randn(3, 4), {"b": 5}, {"a": f"{OUT}, as the model returns what b reads", "c": OUT, "input of a": IN})
+class returned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.a(x).relu()
+        return self.c(self.b(hidden).relu()), hidden
+
+
+@case(randn(3, 4), {"b": 5}, {"a": f"{IN}, which is combined with what a produces"})
+class added_to_the_input(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(x + self.a(x).relu()).relu())
+
+
 @case(randn(2, 4), {"1": 6}, {"0.weight": "_trilinear"})
 def unknown_operation() -> nn.Module:
     class Pair(nn.Bilinear):

@@ -474,6 +474,17 @@ class Written(nn.Sequential):
         return self[1](self[0](x).reshape(-1, 8))
 
 
+class Returning(nn.Sequential):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        hidden = self[0](x).relu()
+        return self[1](hidden), hidden
+
+
+class Adding(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[1](x + self[0](x).relu())
+
+
 def frozen_head() -> nn.Module:
     model = mlp(4, 8, 3)
     model[2].requires_grad_(False)
@@ -486,6 +497,8 @@ def frozen_head() -> nn.Module:
         (lambda: nn.Linear(4, 3), "put a hidden layer between"),
         (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)), "normalize with BatchNorm"),
         (lambda: Written(nn.Linear(4, 8), nn.Linear(8, 2)), r"x\.flatten\(1\)"),
+        (lambda: Returning(nn.Linear(4, 8), nn.Linear(8, 2)), "do not return activations that other layers read"),
+        (lambda: Adding(nn.Linear(4, 4), nn.Linear(4, 2)), "read the model's input before it is combined"),
         (frozen_head, r"requires_grad_\(True\)"),
         (lambda: Buffered(torch.arange(5), plus), "let the buffer hold the same"),
         (lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 8)), nn.Linear(8, 2)), "remove the param"),

@@ -145,7 +145,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def label_input(self, tensor: Tensor) -> None:
         """Label an input of the model with fixed axes."""
         axes: Axes = [
-            Atom(length, fixed=[Reason("a size of the model's input", Kind.BOUNDARY)]) for length in tensor.shape
+            Atom(length, fixed=[Reason("a size of the model's input", Kind.INPUT)]) for length in tensor.shape
         ]
         self.labels[tensor] = Label(axes, False)
 

@@ -88,9 +88,19 @@ class Width:
         reasons = [reason for atom in leaves(self._term) for reason in atom.fixed]
         if not reasons:
             return None
-        reason = min(reasons, key=lambda each: each.kind.vagueness)
+        reason = self._of_hidden_layer(min(reasons, key=lambda each: each.kind.vagueness))
         term = resolve(self._term)
         return replace(reason, text=f"{reason.text} (as {term})") if isinstance(term, Product) else reason
+
+    def _of_hidden_layer(self, reason: Reason) -> Reason:
+        """Say if a size of the model's input or output is also that of a hidden layer, as the remedy differs."""
+        producers, consumers = self.producers, self.consumers
+        if reason.kind is Kind.INPUT and producers:
+            text = f"{reason.text}, which is combined with what {producers[0].module} produces"
+            return Reason(text, Kind.JOINED)
+        if reason.kind is Kind.OUTPUT and producers and consumers:
+            return Reason(f"{reason.text}, as the model returns what {consumers[0].module} reads", Kind.RETURNED)
+        return reason
 
     @property
     def producers(self) -> list[Axis]:
@@ -281,7 +291,7 @@ def _find_widths(model: nn.Module, example: Example, tie: Sequence[str | Sequenc
             break
         for tensor in tensors_in(outputs[training]):
             for term in tracer.label(tensor).axes:
-                fix(term, Reason("a size of the model's output", Kind.BOUNDARY))
+                fix(term, Reason("a size of the model's output", Kind.OUTPUT))
         for key, seen in tracer.operations.items():
             operations.setdefault(key, []).extend(seen)
         structure.add(tracer, copies)
