@@ -638,7 +638,10 @@ def pruned() -> nn.Module:
     return model
 
 
-@case(randn(3, 6), {"hidden": 4}, {"encode": "only by a bias"})
+TIED = "encode.weight is both the fan-in and the fan-out of these neurons"
+
+
+@case(randn(3, 6), {"hidden": 4}, {"encode": TIED})
 class tied_autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -647,6 +650,16 @@ class tied_autoencoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.back(self.hidden(x).tanh())
         return F.linear(self.encode(x).relu(), self.encode.weight.t())
+
+
+@case(randn(2, 2, 6, 6), {}, {"input of encode": TIED})
+class tied_convolutional_autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Conv2d(2, 3, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv_transpose2d(self.encode(x).relu(), self.encode.weight)
 
 
 @case(randn(3, 6), {"0": 5}, {"1": "buffers"})

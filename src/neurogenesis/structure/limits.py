@@ -84,22 +84,29 @@ def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
     """Fix widths that lack a producer or a trained consumer, are normalized across, or occur twice in a product."""
     roles: dict[Atom, set[tuple[Role, Fill]]] = {}
     trained: Counter[Atom] = Counter()
+    tied: dict[Atom, str] = {}
     for name, axes in structure.axes.items():
         for number, term in enumerate(axes):
             for atom in leaves(term):
                 roles.setdefault(atom, set()).add(structure.role(name, number))
                 trained[atom] += structure.role(name, number)[0] == "consumer" and name in parameters
+                if (name, number) in structure.both_ways:
+                    tied[atom] = name
             if structure.role(name, number)[0] == "producer" and (name, number) in structure.normed_across:
                 fix(term, Reason(f"normalized across by the weight norm of {layer_of(name)}", Kind.NORMALIZED))
             for atom in _repeated_factors(term):
                 fix(atom, Reason(f"multiplied by itself in the shape of {name}"))
     for atom, seen in roles.items():
         if not any(role == "producer" and fill.values == "random" for role, fill in seen):
-            bias = ("producer", ZERO) in seen
-            fix(
-                atom,
-                Reason("produced only by a bias") if bias else Reason("not produced by any layer", Kind.NOT_PRODUCED),
-            )
+            if atom in tied:  # such as a decoder with the transposed weight of the encoder
+                text = (
+                    f"{tied[atom]} is both the fan-in and the fan-out of these neurons, and cannot be random and zero"
+                )
+                fix(atom, Reason(text, Kind.TIED))
+            elif ("producer", ZERO) in seen:
+                fix(atom, Reason("produced only by a bias"))
+            else:
+                fix(atom, Reason("not produced by any layer", Kind.NOT_PRODUCED))
         elif "consumer" not in {role for role, _ in seen}:
             fix(atom, Reason("not consumed by any layer", Kind.NOT_CONSUMED))
         elif not trained[atom]:
