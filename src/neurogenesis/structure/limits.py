@@ -91,7 +91,7 @@ def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
                 roles.setdefault(atom, set()).add(structure.role(name, number))
                 trained[atom] += structure.role(name, number)[0] == "consumer" and name in parameters
                 if (name, number) in structure.both_ways:
-                    tied[atom] = name
+                    tied.setdefault(atom, name)
             if structure.role(name, number)[0] == "producer" and (name, number) in structure.normed_across:
                 fix(term, Reason(f"normalized across by the weight norm of {layer_of(name)}", Kind.NORMALIZED))
             for atom in _repeated_factors(term):
@@ -99,10 +99,8 @@ def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
     for atom, seen in roles.items():
         if not any(role == "producer" and fill.values == "random" for role, fill in seen):
             if atom in tied:  # such as a decoder with the transposed weight of the encoder
-                text = (
-                    f"{tied[atom]} is both the fan-in and the fan-out of these neurons, and cannot be random and zero"
-                )
-                fix(atom, Reason(text, Kind.TIED))
+                text = f"{tied[atom]} is both the fan-in and the fan-out of these neurons"
+                fix(atom, Reason(f"{text}, which would have to be random and zero", Kind.TIED))
             elif ("producer", ZERO) in seen:
                 fix(atom, Reason("produced only by a bias"))
             else:
