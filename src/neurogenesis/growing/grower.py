@@ -372,6 +372,13 @@ class Grower:
                     "inputs were modified in place or widths resized between the backward pass and grower.step(): "
                     "gradients of such steps are not used"
                 )
+        if names := self._taps.without_gradients:
+            self._warn(
+                f"{', '.join(names)} ran without gradients in the forward pass, and not again on the same inputs in "
+                "the backward pass, so the gradients there are not known: if this is activation checkpointing, pass "
+                "use_reentrant=False; if it is torch.no_grad(), leave these widths out with exclude=",
+                key="without gradients",
+            )
         lost = self.buffer.drop_overwritten() and "activations" in self.strategy.uses
         recorded = [seen for layer in due for seen in layer.all_seen]
         flags = not lost, self.buffer.known, *(bool(seen.pairs) for seen in recorded)

@@ -17,6 +17,7 @@ from ..structure.axes import Axis
 from ..structure.tracing import is_internal_run, tensors_in
 from ..structure.wrappers import active_wrapper, is_redirected
 from .buffers import Buffer
+from .checkpointing import Awaited, inside_backward, places, saving_apart
 from .compiled import EagerPasses, PassHook
 from .ranks import ALONE, Ranks
 from .replay import Call, Hook, observe
@@ -61,6 +62,9 @@ class Taps:
         self.stepped_since_backward = False  # whether the optimizer has stepped since the last backward pass
         self._tapped: set[tuple[str, ...]] = set()
         self._inputs: dict[tuple[str, ...], Tensor] = {}
+        # Reentrant activation checkpointing runs parts of the model, or all of it, without gradients at first.
+        self._awaited: dict[tuple[str, str], list[Awaited]] = {}
+        self._without_gradients: set[tuple[Any, ...]] = set()
         self._points: list[tuple[nn.Module, Any, Callable[[Tensor], None]]] = []  # where inputs and outputs are read
         self._point_handles: list[Any] = []
         self._pass_hooks = [PassHook(self._before_forward, observer=self), PassHook(self._after_forward)]
@@ -88,10 +92,14 @@ class Taps:
         key = *seen.key, what
 
         def act(tensor: Tensor) -> None:
-            wanted = self.recording and name in self.wanted and not is_internal_run(self.model)
-            if wanted and key not in self._tapped:  # of a layer called more than once, the first call counts
-                self._tapped.add(key)
-                action(tensor)
+            if name not in self.wanted or is_internal_run(self.model):
+                return
+            if self.recording:
+                if key not in self._tapped:  # of a layer called more than once, the first call counts
+                    self._tapped.add(key)
+                    action(tensor)
+            elif seen.key in self._awaited and what != "H_prev" and inside_backward():
+                self._recomputed(seen, what, tensor)
 
         self._points.append((module, side, act))
 
@@ -137,7 +145,7 @@ class Taps:
         if self._on_first_call is not None:
             self.muted = True
             try:
-                with torch.enable_grad():
+                with torch.enable_grad(), saving_apart():
                     self._on_first_call(call)
             finally:
                 self.muted = False
@@ -155,12 +163,18 @@ class Taps:
 
     def enter(self, args: Any, kwargs: Any) -> None:
         """Begin to record a pass of the model if it is a training pass."""
-        if self.muted or is_internal_run(self.model) or not (self.model.training and torch.is_grad_enabled()):
+        if self.muted or is_internal_run(self.model) or not self.model.training:
+            return
+        if not torch.is_grad_enabled():
+            self._without_gradients.add(places(args, kwargs))
             return
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             return  # frozen for the time being, as a discriminator while the generator is trained
-        if torch._C._current_graph_task_id() != -1:
-            return  # activation checkpointing recomputes a pass inside the backward pass
+        if inside_backward():  # activation checkpointing computes a pass again
+            where = places(args, kwargs)
+            if where not in self._without_gradients:
+                return  # it was recorded
+            self._without_gradients.discard(where)
         if self._eager_passes.bypassed:
             raise RuntimeError("model.compile() was called after Grower(model, optimizer): call it before")
         self._find_ranks()
@@ -228,8 +242,36 @@ class Taps:
     def _on_output(self, seen: Seen, tensor: Tensor) -> None:
         H_prev, H = (self._inputs.pop((*seen.key, what), None) for what in ("H_prev", "H"))
         call = self._call
-        if H_prev is None or H is None or call is None or not tensor.requires_grad:
+        if H_prev is None or H is None or call is None:
             return
+        if tensor.requires_grad:
+            self._await_gradient(seen, call, H_prev, H, tensor)
+        elif not torch.is_grad_enabled():
+            self._awaited.setdefault(seen.key, []).append(Awaited.of(call, H_prev, H))
+
+    def _recomputed(self, seen: Seen, what: str, tensor: Tensor) -> None:
+        """Record what is computed again in the backward pass, with gradients, by reentrant activation checkpointing."""
+        key = (*seen.key, "H")
+        if what == "H":
+            self._inputs[key] = tensor.detach()
+            return
+        H = self._inputs.pop(key, None)
+        if H is None or not tensor.requires_grad:
+            return
+        for number, awaited in enumerate(self._awaited[seen.key]):
+            if awaited.is_for(H):
+                del self._awaited[seen.key][number]
+                self._await_gradient(seen, awaited.call, awaited.H_prev, awaited.H, tensor)
+                return
+
+    @property
+    def without_gradients(self) -> list[str]:
+        """Layers that ran without gradients in the passes since the last step, and not again in the backward pass."""
+        names = (seen.route.consumer.module for seen in self._watched if self._awaited.get(seen.key))
+        return list(dict.fromkeys(names))
+
+    def _await_gradient(self, seen: Seen, call: Call, H_prev: Tensor, H: Tensor, tensor: Tensor) -> None:
+        """Record inputs of a width when the gradient at the consumer's output arrives."""
 
         def arrived(gradient: Tensor) -> None:
             if self.muted:
@@ -246,6 +288,8 @@ class Taps:
         """Clear everything recorded since the last step."""
         for seen in self._watched:
             seen.clear()
+        self._awaited.clear()
+        self._without_gradients.clear()
 
     def remove(self) -> None:
         _remove(self._handles)

@@ -458,7 +458,9 @@ def internal_run(model: nn.Module) -> Iterator[None]:
     outermost = model not in _INTERNAL_RUNS
     _INTERNAL_RUNS.add(model)
     try:
-        yield
+        with warnings.catch_warnings():  # of reentrant activation checkpointing, which is right only in training passes
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
+            yield
     finally:
         if outermost:
             _INTERNAL_RUNS.discard(model)
