@@ -19,6 +19,7 @@ from ..structure.wrappers import active_wrapper, is_redirected
 from .buffers import Buffer
 from .checkpointing import Awaited, inside_backward, places, saving_apart
 from .compiled import EagerPasses, PassHook
+from .meeting import Meeting
 from .ranks import ALONE, Ranks
 from .replay import Call, Hook, observe
 from .seen import Seen
@@ -53,6 +54,8 @@ class Taps:
         self.recording = False
         self.ranks = ALONE  # the processes that train the model together
         self.synchronized = True  # whether the gradients of the latest pass are averaged over them
+        self.meeting: Meeting | None = None  # where these processes meet before they look
+        self.unseen_step = False  # whether the optimizer has stepped since the last call of grower.step()
         self._on_ranks = on_ranks
         self._on_first_call = on_first_call
         self._call: Call | None = None
@@ -157,7 +160,8 @@ class Taps:
         if module is not self.model:
             return
         if self.idle:
-            self.forward_passes += module.training and torch.is_grad_enabled()
+            if module.training and torch.is_grad_enabled():
+                self._count_pass()
         elif not is_redirected(module):
             self.enter(args, kwargs)
 
@@ -193,14 +197,21 @@ class Taps:
         self.recording = True
         self._tapped.clear()
         self._inputs.clear()
+        self._count_pass()
+
+    def _count_pass(self) -> None:
         self.forward_passes += 1
+        if self.unseen_step:
+            self.unseen_step = False
+            if self.meeting is not None:
+                self.meeting.miss()
 
     def note(self, inputs: Sequence[Tensor]) -> None:
         """Note a training pass that runs compiled; arguments other than tensors are those of the last eager pass."""
         if self.muted:
             return
         self._find_ranks()
-        self.forward_passes += 1
+        self._count_pass()
         self.backward_visible = False
         like = self._call
         if self.keep_inputs and like is not None and len(like.tensors) == len(inputs):
@@ -215,7 +226,11 @@ class Taps:
         self.synchronized = wrapper.require_backward_grad_sync
         ranks = Ranks(wrapper.process_group)
         if ranks.count > 1 and ranks != self.ranks:
-            self.ranks = ranks
+            self.ranks, self.meeting = ranks, Meeting(ranks)
+            self.meeting.wait(
+                "a Grower watches the model in process {here}, but none has seen a training pass in process {others}: "
+                "create it in every process"
+            )
             if self._on_ranks is not None:
                 self._on_ranks(ranks)
 

@@ -39,6 +39,9 @@ from .terms import Atom, Conflict, Term, fix, leaves, size, unify
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
+_ONE_DNN: Any = torch.backends.mkldnn
+
+
 class Rejected(Exception):
     """An operation that does not support a changed size.
 
@@ -163,10 +166,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of all modules."""
         path = self.paths.get(module, self.frames[-1].path)
-        fused = isinstance(module, nn.LSTM) and torch.backends.mkldnn.enabled
+        fused = isinstance(module, nn.LSTM) and bool(_ONE_DNN.enabled)
         self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None, fused=fused))
         if fused:  # without them it runs as operations that have rules
-            torch.backends.mkldnn.enabled = False
+            _ONE_DNN.enabled = False
         if isinstance(module, _NormBase) and args and isinstance(args[0], Tensor):
             axes = self.label(args[0]).axes[:2]
             fits = [term for term in axes if size(term) == module.num_features]
@@ -180,7 +183,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._label_module(module, args, kwargs[0], output)
         finally:
             if self.frames.pop().fused:
-                torch.backends.mkldnn.enabled = True
+                _ONE_DNN.enabled = True
 
     def _label_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Label the outputs of a module that has its own rule."""
