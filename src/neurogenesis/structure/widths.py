@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..tables import table
 from .axes import Axis, Structure, layer_of, named_tensors, unwrapped
 from .fills import FanIn
 from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, tie_widths
@@ -226,13 +227,11 @@ class Widths:
     def __str__(self) -> str:
         if self.why_none is not None:
             return f"no widths: {self.why_none}"
-        rows: list[tuple[str, ...]] = [("width", "size", "producers", "carriers", "consumers", "can grow")]
+        rows = []
         for width in self:
             lists = [_join_names(axes) for axes in (width.producers, width.carriers, width.consumers)]
             rows.append((width.name, str(width.size), *lists, "yes" if width.growable else f"no: {width.reason}"))
-        lengths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = ["  ".join([*map(str.ljust, row, lengths), row[5]]).rstrip() for row in rows]
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+        return table(("width", "size", "producers", "carriers", "consumers", "can grow"), rows)
 
     __repr__ = __str__
 
