@@ -99,8 +99,11 @@ def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
     for atom, seen in roles.items():
         if not any(role == "producer" and fill.values == "random" for role, fill in seen):
             if atom in tied:  # such as a decoder with the transposed weight of the encoder
-                text = f"{tied[atom]} is both the fan-in and the fan-out of these neurons"
-                fix(atom, Reason(f"{text}, which would have to be random and zero", Kind.TIED))
+                text = (
+                    f"{tied[atom]} is both the fan-in and the fan-out of these neurons, which would have to be random "
+                    "and zero"
+                )
+                fix(atom, Reason(text, Kind.TIED))
             elif ("producer", ZERO) in seen:
                 fix(atom, Reason("produced only by a bias"))
             else:

@@ -97,10 +97,11 @@ class Width:
         """Say if a size of the model's input or output is also that of a hidden layer, as the remedy differs."""
         producers, consumers = self.producers, self.consumers
         if reason.kind is Kind.INPUT and producers:
-            text = f"{reason.text}, which is combined with what {producers[0].module} produces"
+            text = f"a size of the model's input, which is combined with what {producers[0].module} produces"
             return Reason(text, Kind.JOINED)
         if reason.kind is Kind.OUTPUT and producers and consumers:
-            return Reason(f"{reason.text}, as the model returns what {consumers[0].module} reads", Kind.RETURNED)
+            text = f"a size of the model's output, as the model returns what {consumers[0].module} reads"
+            return Reason(text, Kind.RETURNED)
         return reason
 
     @property
