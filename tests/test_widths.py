@@ -95,7 +95,13 @@ def test_tied_widths_grow_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tie", "message"), [(["nothing"], "matches"), (["0", "2"], "one size"), ([["4"]], "growable")]
+    ("tie", "message"),
+    [
+        (["nothing"], "tie: 'nothing' matches no layer that produces a width"),
+        (["0", "nothing"], "tie: 'nothing' matches no layer"),
+        (["0", "2"], "one size"),
+        ([["4"]], "growable"),
+    ],
 )
 def test_ties_that_cannot_hold_are_refused(tie: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -65,6 +65,10 @@ def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
 def tie_widths(structure: Structure, patterns: list[str]) -> None:
     """Unify all growable widths whose producers match one of the patterns."""
     chosen: dict[Atom, str] = {}
+    producers = {layer_of(name) for (name, _), (role, _) in structure.roles.items() if role == "producer"}
+    for pattern in patterns:
+        if not any(fnmatchcase(producer, pattern) for producer in producers):
+            raise ValueError(f"tie: {pattern!r} matches no layer that produces a width")
     for (name, number), (role, _) in structure.roles.items():
         if role == "producer" and any(fnmatchcase(layer_of(name), pattern) for pattern in patterns):
             for atom in leaves(structure.axes[name][number]):
