@@ -452,6 +452,43 @@ class recurrent(nn.Module):
         return self.head(self.rnn(self.mix(self.embed(x).relu()))[0][:, -1])
 
 
+GATES = "tied to the gates and the state of the recurrent layer rnn (LSTM)"
+
+
+@case(randn(2, 5, 4), {"embed": 6, "mix": 7}, {"rnn.weight_ih_l0": GATES, "rnn.weight_ih_l1": GATES, "head": OUT})
+class long_short_term_memory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.squeeze = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.rnn = nn.LSTM(4, 3, batch_first=True, num_layers=2, bidirectional=True)
+        self.mix, self.head = nn.Linear(6, 7), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.rnn(self.squeeze(self.embed(x).relu()))
+        return self.head(self.mix(states[:, -1]).relu())
+
+
+@case(randn(3, 4), {"b": 5}, {"a": f"{OUT}, as the model returns what b reads", "c": OUT, "input of a": IN})
+class returned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.a(x).relu()
+        return self.c(self.b(hidden).relu()), hidden
+
+
+@case(randn(3, 4), {"b": 5}, {"a": f"{IN}, which is combined with what a produces"})
+class added_to_the_input(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.b(x + self.a(x).relu()).relu())
+
+
 @case(randn(2, 4), {"1": 6}, {"0.weight": "_trilinear"})
 def unknown_operation() -> nn.Module:
     class Pair(nn.Bilinear):
@@ -601,7 +638,10 @@ def pruned() -> nn.Module:
     return model
 
 
-@case(randn(3, 6), {"hidden": 4}, {"encode": "only by a bias"})
+TIED = "encode.weight is both the fan-in and the fan-out of these neurons"
+
+
+@case(randn(3, 6), {"hidden": 4}, {"encode": TIED})
 class tied_autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -610,6 +650,16 @@ class tied_autoencoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.back(self.hidden(x).tanh())
         return F.linear(self.encode(x).relu(), self.encode.weight.t())
+
+
+@case(randn(2, 2, 6, 6), {}, {"input of encode": TIED})
+class tied_convolutional_autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Conv2d(2, 3, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv_transpose2d(self.encode(x).relu(), self.encode.weight)
 
 
 @case(randn(3, 6), {"0": 5}, {"1": "buffers"})

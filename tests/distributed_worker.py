@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +351,33 @@ def killed() -> None:
     train(model, optimizer, grower, range(5, 1000))
 
 
+def stepped_in_one() -> None:
+    """The first process alone calls grower.step() from some step on."""
+    model = wrapped(MODELS["dense"]())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    grower = ng.Grower(model, optimizer, "need", buffer=128)
+    train(model, optimizer, grower, range(3))
+    train(model, optimizer, grower if rank() == 0 else None, range(3, 40))
+
+
+def grower_in_one() -> None:
+    model = wrapped(MODELS["dense"]())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    train(model, optimizer, ng.Grower(model, optimizer, "need") if rank() == 0 else None, range(40))
+
+
+def skipped_by_all() -> dict[str, Any]:
+    """Every other gradient step without a call of grower.step(), in all processes, of which one is slow."""
+    model = wrapped(MODELS["dense"]())
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    grower = ng.Grower(model, optimizer, "need", buffer=128)
+    for step in range(10):
+        train(model, optimizer, grower if step % 2 else None, range(step, step + 1))
+        if step == 4 and rank() == 1:
+            time.sleep(1)
+    return result_of(model, grower) | {"looks": len(grower.history.observations)}
+
+
 def everything(directory: Path) -> dict[str, Any]:
     return {
         "strategies": {name: run(name) for name in STRATEGIES},
@@ -375,6 +404,7 @@ def only_in_several(directory: Path) -> dict[str, Any]:
     return {
         "loaded by all": loaded_by_all(directory),
         "no_sync": inside_no_sync(),
+        "skipped": skipped_by_all(),
         "seed": different(seed=[0, 1]),
         "strategy": different(strategy=["need", "north-random"]),
         "max_width": different(max_width=[8, 16]),
@@ -387,7 +417,10 @@ def main() -> None:
     torch.set_num_threads(1)
     directory, what = Path.cwd(), sys.argv[1]
     if what != "lightning":  # which does it itself
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=timedelta(seconds=6) if "in_one" in what else None)
+    if what in ("stepped_in_one", "grower_in_one"):
+        {"stepped_in_one": stepped_in_one, "grower_in_one": grower_in_one}[what]()
+        return
     done = {"trainer": trainer, "lightning": lightning}.get(what)
     results = everything(directory) | only_in_several(directory) if done is None else done(directory)
     if rank() == 0:

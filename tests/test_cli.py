@@ -14,6 +14,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from neurogenesis.cli import main
 from neurogenesis.cli.widths import python_value
@@ -39,14 +41,50 @@ def test_models_of_other_packages_are_found(model: str, capsys: pytest.CaptureFi
 
 def test_arguments_reach_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["widths", "torch.nn:Linear", "6", "5", "False", "--input", "2,6"]) == 0
-    assert "no: a size of the model's output" in capsys.readouterr().out
+    assert "no: a size of the model's output" in " ".join(capsys.readouterr().out.split())
     assert main(["widths", "torch.nn:Linear", "6", "out_features=5", "bias=False", "--input", "2,6"]) == 0
-    assert "no: a size of the model's output" in capsys.readouterr().out
+    assert "no: a size of the model's output" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_model_without_widths_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["widths", "torch.nn:Identity", "--input", "2,6"]) == 0
     assert "torch.nn:Identity has no widths" in capsys.readouterr().out
+
+
+class Pairs(nn.Module):
+    """Tokens with a mask, and numbers."""
+
+    def __init__(self, vocabulary: int = 2) -> None:
+        super().__init__()
+        self.embed, self.hidden, self.head = nn.Embedding(vocabulary, 4), nn.Linear(9, 6), nn.Linear(6, 3)
+
+    def forward(self, tokens: Tensor, numbers: Tensor, *, mask: Tensor) -> Tensor:
+        assert mask.dtype is torch.bool
+        return self.head(
+            self.hidden(torch.cat([self.embed(tokens)[mask].view(len(tokens), -1)[:, :4], numbers], 1)).tanh()
+        )
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        ["2,3:int", "2,5", "mask=2,3:bool"],
+        ["mask=2,3:bool", "2,3:int", "2,5:float32"],
+        ["tokens=2,3:int64", "mask=2,3:bool", "numbers=2,5"],
+    ],
+)
+def test_several_inputs_of_several_kinds_are_given(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for text in inputs for word in ("--input", text)]
+    assert main(["widths", "tests.test_cli:Pairs", "2", *words]) == 0
+    assert re.search(r"^hidden +6 +hidden +head +yes$", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("text", ["2,0", "2,3:", "=2,3", "2;3", "tokens=int"])
+def test_inputs_that_cannot_be_read_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["widths", "tests.cases:mlp", "--input", text]) == 2
+    assert "--input: expected sizes such as 1,3,224,224" in capsys.readouterr().err
+    assert main(["widths", "tests.cases:mlp", "--input", "2,3:inf"]) == 1
+    assert "--input: unknown kind 'inf'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "value"), [("3", 3), ("0.5", 0.5), ("False", False), ("[1, 2]", [1, 2]), ("a", "a")])
@@ -82,7 +120,7 @@ def test_models_that_cannot_be_made_are_named(
 
 def test_a_wrong_shape_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["widths", "tests.cases:mlp", "--input", "5,x"]) == 2
-    assert "--input: expected sizes such as 1,3,224,224, not '5,x'" in " ".join(capsys.readouterr().err.split())
+    assert re.search(r"--input: expected sizes such as 1,3,224,224, .* not '5,x'", capsys.readouterr().err)
 
 
 # --- the whole command --------------------------------------------------------------------------------------
@@ -118,12 +156,27 @@ def test_importing_takes_only_what_is_needed(names: str, absent: list[str]) -> N
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_without_the_extra_the_command_says_what_to_install() -> None:
-    code = "import sys; sys.modules['cyclopts'] = None; import neurogenesis.cli"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def without_the_extra(*words: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({[*OPTIONAL, 'filelock']}))\n"
+        f"from neurogenesis.cli import main; sys.exit(main({words}))"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("words", [("run", "digits"), ("--help",), ()])
+def test_without_the_extra_the_command_says_what_to_install(words: tuple[str, ...]) -> None:
+    done = without_the_extra(*words)
     assert done.returncode == 1
+    assert "all commands but widths need" in done.stderr
     assert "pip install 'torch-neurogenesis[experiments]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_widths_need_torch_alone() -> None:
+    done = without_the_extra("widths", "tests.cases:mlp", "--input", "5,6")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[2].split() == ["0", "8", "0", "2", "yes"]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -154,6 +154,24 @@ def test_a_process_that_dies_ends_the_training(two_processes: tuple[dict[str, An
     assert seconds < 60
 
 
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("stepped_in_one", "grower.step() was called in process 0, but not in process 1: call it after every gradient"),
+        ("grower_in_one", "a Grower watches the model in process 0, but none has seen a training pass in process 1"),
+    ],
+)
+def test_what_one_process_does_alone_is_named(what: str, said: str, tmp_path: Path) -> None:
+    ran = torchrun(tmp_path, "-m", "tests.distributed_worker", what)
+    assert ran.returncode != 0
+    assert said in ran.stderr
+
+
+def test_steps_that_all_processes_skip_are_fine(both: tuple[Any, Any]) -> None:
+    two, _ = both
+    assert two["skipped"]["equal"] and two["skipped"]["looks"] > 2
+
+
 def test_the_example_runs(tmp_path: Path) -> None:
     example = ROOT / "examples" / "distributed.py"
     ran = torchrun(tmp_path, str(example))

@@ -42,13 +42,16 @@ def commands(page: Path) -> list[list[str]]:
 def test_commands_are_given_as_they_are_to_be_called(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from neurogenesis.cli import app, main
+    from neurogenesis.cli import main
+    from neurogenesis.cli.commands import app
 
     monkeypatch.chdir(tmp_path)
     for words in commands(page):
         app.parse_args(words, exit_on_error=False, print_error=False)
         if words[1] == "digits" and words[0] == "run":
             assert main(words) == 0  # the others take longer, or data
+        elif words[0] == "widths":
+            assert main(words) == 0
         elif words[0] == "report" and Path(words[1]).exists():
             assert main(words) == 0
             assert Path(capsys.readouterr().out.split()[-1]).exists()

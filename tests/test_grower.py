@@ -490,6 +490,7 @@ def test_include_exclude_and_tie_choose_what_grows() -> None:
     for options, names in (
         ({"include": ["2"]}, {"2"}),
         ({"exclude": ["0", "4"]}, {"2"}),
+        ({"exclude": ["6"]}, {"0", "2", "4"}),  # a width that cannot grow anyway
         ({"include": ["[02]"], "exclude": ["2"]}, {"0"}),
         ({}, {"0", "2", "4"}),
     ):
@@ -610,7 +611,10 @@ def test_gradmax_behind_a_plain_relu_names_it_and_the_remedy() -> None:
         ({"max_parameters": 3}, "already has 87 parameters"),
         ({"every": 0}, "every: expected a positive integer"),
         ({"buffer": -1}, "buffer: expected a positive integer"),
-        ({"include": ["x"]}, "leave no width to grow"),
+        ({"include": ["x"]}, "include: 'x' matches no width; growable widths: 0"),
+        ({"include": ["0", "00"]}, "include: '00' matches no width; did you mean '0'"),
+        ({"exclude": ["00"]}, "exclude: '00' matches no width; did you mean '0'"),
+        ({"exclude": ["0"]}, "leave no width to grow; growable widths: 0"),
         ({"include": "0"}, "expected a list of patterns"),
     ],
 )

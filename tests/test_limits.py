@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -478,12 +479,25 @@ class Written(nn.Sequential):
         return self[1](self[0](x).reshape(-1, 8))
 
 
+class Returning(nn.Sequential):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        hidden = self[0](x).relu()
+        return self[1](hidden), hidden
+
+
+class Adding(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return self[1](x + self[0](x).relu())
+
+
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [
         (lambda: nn.Linear(4, 3), "put a hidden layer between"),
         (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)), "normalize with BatchNorm"),
         (lambda: Written(nn.Linear(4, 8), nn.Linear(8, 2)), r"x\.flatten\(1\)"),
+        (lambda: Returning(nn.Linear(4, 8), nn.Linear(8, 2)), "do not return activations that other layers read"),
+        (lambda: Adding(nn.Linear(4, 4), nn.Linear(4, 2)), "read the model's input before it is combined"),
         (lambda: Buffered(torch.arange(5), plus), "let the buffer hold the same"),
         (lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 8)), nn.Linear(8, 2)), "remove the param"),
     ],
@@ -496,3 +510,25 @@ def test_a_model_that_cannot_grow_says_in_the_constructor_what_can_be_done(
         ng.Grower(model, optim.SGD(model.parameters()), example=randn(5, 4))
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (nn.PReLU(), "no layer reads the output of another one: put a hidden layer between input and output"),
+        (nn.Bilinear(4, 4, 5), "weight is used by aten._trilinear, an operation without a rule"),
+    ],
+)
+def test_a_model_without_widths_says_why(model: nn.Module, said: str) -> None:
+    example = (randn(5, 4), randn(5, 4))[: 1 + isinstance(model, nn.Bilinear)]
+    assert said in str(ng.widths(model, example))
+    with pytest.raises(ValueError, match=rf"no width of this model can grow: .*{re.escape(said)}"):
+        ng.Grower(model, optim.SGD(model.parameters()), example=example)
+
+
+def test_tracing_an_lstm_leaves_the_kernels_on() -> None:
+    ng.widths(nn.LSTM(4, 3), randn(2, 5, 4))
+    assert torch.backends.mkldnn.enabled
+    with pytest.raises(ValueError, match="the model rejects the example"):
+        ng.widths(nn.LSTM(4, 3), randn(2, 5, 5))
+    assert torch.backends.mkldnn.enabled

@@ -93,9 +93,16 @@ def test_wrong_sizes_are_refused_before_anything_changes(size: Any) -> None:
     torch.testing.assert_close(model.state_dict(), before)
 
 
-def test_a_pattern_without_a_match_is_refused() -> None:
-    with pytest.raises(ValueError, match="growable widths: 0"):
-        ng.narrow(mlp(6, 64, 3), torch.randn(2, 6), include=["nothing"])
+@pytest.mark.parametrize("shrink", [ng.narrow, ng.prune])
+def test_a_pattern_without_a_match_is_refused(shrink: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)), torch.randn(200, 6)
+    with pytest.raises(ValueError, match="include: 'nothing' matches no width; growable widths: 0"):
+        shrink(model, x, include=["nothing"])
+    with pytest.raises(ValueError, match="exclude: 'nothing' matches no width"):
+        shrink(model, x, exclude=["nothing"])
+    with pytest.raises(ValueError, match="exclude: '1' matches no width; what it matches belongs to the width '0'"):
+        shrink(model, x, exclude=["1"])
+    assert model[0].out_features == 64
 
 
 def trained_step(model: nn.Module) -> torch.optim.Optimizer:

@@ -11,6 +11,11 @@ import neurogenesis as ng
 from tests.growing import always, mlp, step
 
 
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def table(grower: ng.Grower) -> dict[str, list[str]]:
     """The lines of the table by width: size, maximum, measured, threshold, step, and what is said."""
     head, _, *lines = str(grower).splitlines()
@@ -78,3 +83,13 @@ def test_what_is_not_measured_is_not_waited_for() -> None:
     step(model, optimizer, torch.randn(5, 10))
     grower.step()
     assert table(grower) == {"0": ["9", "128", "-", "-", "1"]}
+
+
+def test_the_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp(10, 20, 6, 3)
+    grower = ng.Grower(model, torch.optim.Adam(model.parameters()), "need", example=torch.randn(2, 10))
+    monkeypatch.setenv("COLUMNS", "75")
+    assert str(grower).splitlines()[2:4] == [
+        "0      20    unlimited  -         -          -        before the first",
+        "                                                      gradient step",
+    ]

@@ -482,7 +482,7 @@ def test_too_few_activations_are_refused_and_nothing_changes(options: dict[str, 
         ({"max_parameters": 5}, "one neuron in each width already makes"),
         ({"max_parameters": 0}, "max_parameters: expected a positive integer"),
         ({"max_parameters": 1.5}, "max_parameters: expected a positive integer"),
-        ({"include": ["nothing"]}, "leave no width"),
+        ({"include": ["nothing"]}, "include: .nothing. matches no width"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_changes(options: dict[str, Any], message: str) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -223,6 +224,15 @@ def test_parts_of_a_study_can_be_selected() -> None:
         select_runs("mnist-lt")
     with pytest.raises(UsageError, match="matches no run"):
         select_runs("mnist-lr", only=["nothing"])
+
+
+@pytest.mark.parametrize(
+    ("study", "pattern", "near"),
+    [("digits", "gradmx*", "gradmax-seed1"), ("pays-small", "north-random-seed*", "mnist/north-random-seed1")],
+)
+def test_every_pattern_must_match_a_run(study: str, pattern: str, near: str) -> None:
+    with pytest.raises(UsageError, match=rf"--only '{re.escape(pattern)}' matches no run of {study}; near .*{near}"):
+        select_runs(study, only=["*", pattern])
 
 
 def test_studies_cover_the_figures_of_the_paper() -> None:

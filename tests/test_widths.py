@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -92,7 +95,13 @@ def test_tied_widths_grow_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tie", "message"), [(["nothing"], "matches"), (["0", "2"], "one size"), ([["4"]], "growable")]
+    ("tie", "message"),
+    [
+        (["nothing"], "tie: 'nothing' matches no layer that produces a width"),
+        (["0", "nothing"], "tie: 'nothing' matches no layer"),
+        (["0", "2"], "one size"),
+        ([["4"]], "growable"),
+    ],
 )
 def test_ties_that_cannot_hold_are_refused(tie: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -104,7 +113,8 @@ def test_parts_of_one_layer_with_different_sizes_cannot_be_tied() -> None:
         ng.widths(cases.split_by_size(), randn(2, 6), tie=["up"])
 
 
-def test_the_table_is_readable() -> None:
+def test_the_table_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     text = str(ng.widths(cases.conv_flatten(), randn(2, 3, 8, 8)))
     assert text.splitlines() == [
         "width       size  producers  carriers  consumers  can grow",
@@ -115,6 +125,32 @@ def test_the_table_is_readable() -> None:
         "10          2     10                              no: a size of the model's output",
         "input of 0  3                          0          no: a size of the model's input",
     ]
+
+
+def test_the_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ng.widths(cases.conv_flatten(), randn(2, 3, 8, 8))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert str(found).splitlines()[5:7] == [
+        "10          2     10                              no: a size of the model's",
+        "                                                  output",
+    ]
+    monkeypatch.setenv("COLUMNS", "55")
+    assert str(found).splitlines()[-4:] == [
+        "input of 0",
+        "  size       3",
+        "  consumers  0",
+        "  can grow   no: a size of the model's input",
+    ]
+    for columns in (30, 40, 60, 70):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert max(map(len, str(found).splitlines())) <= columns
+
+
+def test_outside_a_terminal_each_width_is_one_line() -> None:
+    code = "import torch, neurogenesis as ng; print(ng.widths(torch.nn.Linear(6, 5), torch.zeros(2, 6)))"
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    shown = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert len(shown.stdout.splitlines()) == 4
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:

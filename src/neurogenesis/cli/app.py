@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from ..experiments.errors import INSTALL, UsageError
-from ..experiments.settings import Settings
+from cyclopts import App, ArgumentCollection, CoercionError, Group, Parameter
+from cyclopts.exceptions import CycloptsError
 
-try:
-    from cyclopts import App, ArgumentCollection, CoercionError, Group, Parameter
-    from cyclopts.exceptions import CycloptsError
-except ImportError:
-    sys.exit(f"neurogenesis: the command needs more packages than the library: {INSTALL}")
+from ..experiments.errors import UsageError
+from ..experiments.settings import Settings
 
 __all__ = ["App", "CycloptsError", "DataDirectory", "Group", "Parameter", "Quiet", "app", "reject_unused_data"]
 

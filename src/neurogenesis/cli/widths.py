@@ -1,65 +1,115 @@
-"""`neurogenesis widths`: what can grow in a model."""
+"""`neurogenesis widths`: what can grow in a model. It needs torch alone."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
+import inspect
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..experiments.errors import UsageError
 from ..experiments.messages import echo
-from .app import Parameter, app
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
+SUMMARY = "Print every width of a model: whether it can grow, together with what, and why not."
+_EXAMPLES = """\
+examples:
+  neurogenesis widths torchvision.models:resnet18 --input 1,3,224,224
+  neurogenesis widths torch.nn:TransformerEncoderLayer 64 4 dim_feedforward=96 --input 1,10,64
+  neurogenesis widths my_package.models:Classifier --input tokens=2,16:int --input mask=2,16:bool
+"""
 _KEYWORD = re.compile(r"[A-Za-z_]\w*=")
+_INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<sizes>[1-9]\d*(?:,[1-9]\d*)*)(?::(?P<kind>\w+))?")
+_KINDS = {"float": "float32", "int": "int64", "complex": "complex64"}  # others have the names that they have in torch
 
 
-def _shape(type_: Any, tokens: Sequence[Any]) -> tuple[int, ...]:
-    text = tokens[0].value
-    if not all(part.isdecimal() and int(part) for part in text.split(",")):
-        raise ValueError(f"expected sizes such as 1,3,224,224, not {text!r}")
-    return tuple(map(int, text.split(",")))
+@dataclass(frozen=True)
+class Input:
+    """An input of the model: its sizes, the kind of its numbers, and its name if it is given by name."""
+
+    sizes: tuple[int, ...]
+    kind: str = "float"
+    name: str | None = None
+
+    @staticmethod
+    def parse(text: str) -> Input:
+        """Read an input as it is written on the command line.
+
+        Example:
+            >>> Input.parse("tokens=2,16:int")
+            Input(sizes=(2, 16), kind='int', name='tokens')
+        """
+        found = _INPUT.fullmatch(text)
+        if found is None:
+            raise argparse.ArgumentTypeError(
+                f"expected sizes such as 1,3,224,224, or such as 2,16:int or tokens=2,16:int, not {text!r}"
+            )
+        return Input(tuple(map(int, found["sizes"].split(","))), found["kind"] or "float", found["name"])
+
+    def tensor(self) -> Tensor:
+        """Random numbers; ones for integers, which are valid as tokens, classes, lengths and masks."""
+        import torch
+
+        dtype = getattr(torch, _KINDS.get(self.kind, self.kind), None)
+        if not isinstance(dtype, torch.dtype):
+            raise UsageError(f"--input: unknown kind {self.kind!r}: write float, int, bool, or a type of torch")
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(self.sizes, dtype=dtype)
+        return torch.ones(self.sizes, dtype=dtype)
 
 
-@app.command
-def widths(
-    model: str,
-    *values: str,
-    input: Annotated[Any, Parameter(converter=_shape, n_tokens=1)],
-    tie: Annotated[tuple[str, ...], Parameter(negative="")] = (),
-) -> int:
-    """Print every width of a model: whether it can grow, together with what, and why not.
+def widths_command(words: Sequence[str]) -> int:
+    """Run the command with the words after its name; the exit code."""
+    parser = argparse.ArgumentParser(
+        "neurogenesis widths", None, SUMMARY, _EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a function or class that makes the model, as package.module:name")
+    parser.add_argument("values", nargs="*", help="its arguments as Python values; name=value for keyword arguments")
+    parser.add_argument(
+        "--input",
+        type=Input.parse,
+        action="append",
+        required=True,
+        metavar="[NAME=]SIZES[:KIND]",
+        help="an input of the model, such as 1,3,224,224, or 2,16:int for token numbers (float by default; int, bool "
+        "or a type of torch); given once for each input, by name if the model takes it by name",
+    )
+    parser.add_argument(
+        "--tie", action="append", default=[], metavar="PATTERN", help="a pattern of widths that grow together"
+    )
+    try:
+        given = parser.parse_intermixed_args(list(words))
+    except SystemExit as end:  # after --help, or a message
+        return int(end.code or 0)
+    _print_widths(given.model, given.values, given.input, given.tie)
+    return 0
 
-    Example: neurogenesis widths torch.nn:TransformerEncoderLayer 64 4 dim_feedforward=96 --input 1,10,64
 
-    Parameters
-    ----------
-    model:
-        A function or class that makes the model, as package.module:name.
-    values:
-        Its arguments as Python values; name=value for keyword arguments.
-    input:
-        Shape of an input, such as 1,3,224,224.
-    tie:
-        Pattern of widths that grow together. Can be given several times.
-    """
-    import torch
-
+def _print_widths(place: str, values: Sequence[str], inputs: Sequence[Input], tie: Sequence[str]) -> None:
     import neurogenesis as ng
 
-    made = _make_model(model, values)
+    model = _make_model(place, values)
     try:
-        found = ng.widths(made, torch.randn(input), tie=tie)
+        found = ng.widths(model, _example(model, inputs), tie=tie)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from None
-    echo(found if len(found) else f"{model} has no widths: no layer reads the output of another one")
-    return 0
+    echo(found if len(found) else f"{place} has no widths: {found.why_none}")
+
+
+def _example(model: nn.Module, inputs: Sequence[Input]) -> Any:
+    """The inputs as a tuple or, if some are given by name, all by name."""
+    if all(each.name is None for each in inputs):
+        return tuple(each.tensor() for each in inputs)
+    names = iter(inspect.signature(model.forward).parameters)
+    return {each.name or next(names, ""): each.tensor() for each in sorted(inputs, key=lambda each: bool(each.name))}
 
 
 def _make_model(place: str, values: Sequence[str]) -> nn.Module:

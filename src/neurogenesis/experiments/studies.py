@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import product
@@ -209,13 +211,29 @@ STUDIES: dict[str, Study] = {
 def select_runs(
     name: str, seeds: Sequence[int] | None = None, epochs: int | None = None, only: Sequence[str] = ("*",)
 ) -> tuple[Study, dict[str, Settings]]:
-    """A study by name, and those of its runs, by name, whose names match one of the patterns."""
+    """A study by name, and those of its runs, by name, whose names match one of the patterns; each must match one."""
     if name not in STUDIES:
         raise unknown_name("study", name, STUDIES)
     study = STUDIES[name]
     named = {study.name(settings): settings for settings in study.runs(seeds, epochs)}
-    runs = {name: settings for name, settings in named.items() if any(fnmatchcase(name, pattern) for pattern in only)}
-    if not runs:
-        example = next(iter(named))
-        raise UsageError(f"--only {' '.join(only)!r} matches no run of {name}; an example of a name is {example!r}")
+    for pattern in only:
+        if not any(fnmatchcase(label, pattern) for label in named):
+            raise UsageError(
+                f"--only {pattern!r} matches no run of {name}; near names: {', '.join(_near(pattern, named))}"
+            )
+    runs = {label: own for label, own in named.items() if any(fnmatchcase(label, pattern) for pattern in only)}
     return study, runs
+
+
+def _near(pattern: str, labels: Iterable[str], count: int = 3) -> list[str]:
+    """Names of runs that a pattern may have been meant for, each with one seed only."""
+    fragment = pattern.strip("*")
+
+    def likeness(label: str) -> float:
+        parts = (label[: len(fragment)], label.rpartition("/")[2][: len(fragment)])
+        return max(difflib.SequenceMatcher(None, fragment, part).ratio() for part in parts)
+
+    by_stem: dict[str, str] = {}
+    for label in labels:
+        by_stem.setdefault(re.sub(r"seed\d+$", "", label), label)
+    return sorted(by_stem.values(), key=likeness, reverse=True)[:count]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import warnings
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -19,6 +20,7 @@ from ..passes.buffers import Buffer
 from ..passes.replay import Call
 from ..passes.routes import Route, find_routes
 from ..strategies import Strategy
+from ..structure.axes import layer_of
 from ..structure.modes import as_ordinary
 from ..structure.reasons import Kind
 from ..structure.tracing import Example
@@ -33,26 +35,46 @@ MaxWidth = int | float | Mapping[str, int | float] | None
 def choose_widths(
     known: Widths, include: Sequence[str], exclude: Sequence[str], allowed: Container[Kind] = ()
 ) -> list[Width]:
-    """Growable widths whose name, or the path of a producer, matches the patterns.
+    """Growable widths whose name, or the path of a producer, matches the patterns; each must match some width.
 
     Reasons not to grow of the kinds in `allowed` do not count.
     """
-
-    def match(width: Width, patterns: Sequence[str]) -> bool:
-        names = {width.name, *(axis.module for axis in width.producers)}
-        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-
     growable = [width for width in known if width.obstacle(allowed) is None]
     if not growable:
         raise ValueError(_no_growable_width(known))
-    chosen = [width for width in growable if match(width, include) and not match(width, exclude)]
+    names = {width: {width.name, *(axis.module for axis in width.producers)} for width in known}
+    unused = set(map(layer_of, known.structure.unused))  # may have widths that are not known yet
+    for what, patterns in (("include", include), ("exclude", exclude)):
+        for pattern in patterns:
+            if not any(_matches(own, [pattern]) for own in (*names.values(), unused)):
+                raise ValueError(f"{what}: {pattern!r} matches no width; {_hint(known, pattern)}")
+    chosen = [width for width in growable if _matches(names[width], include) and not _matches(names[width], exclude)]
     if not chosen:
-        names = ", ".join(width.name for width in growable)
-        raise ValueError(f"include={include} and exclude={exclude} leave no width to grow; growable widths: {names}")
+        raise ValueError(
+            f"include={list(include)} and exclude={list(exclude)} leave no width to grow; growable widths: "
+            f"{', '.join(width.name for width in growable)}"
+        )
     return chosen
 
 
+def _matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+def _hint(known: Widths, pattern: str) -> str:
+    """What may have been meant by a pattern that matches neither a width nor a producer."""
+    others = {width.name: {axis.module for axis in (*width.carriers, *width.consumers)} for width in known.growable}
+    if near := [name for name, modules in others.items() if _matches(modules, [pattern])]:  # such as a norm
+        return f"what it matches belongs to the width {' and '.join(map(repr, near[:3]))}"
+    near = difflib.get_close_matches(pattern, [width.name for width in known], n=3, cutoff=0.4)
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    return f"growable widths: {', '.join(width.name for width in known.growable)}"
+
+
 def _no_growable_width(known: Widths) -> str:
+    if known.why_none is not None:
+        return f"no width of this model can grow: {known.why_none}"
     reasons = {width.name: width.why for width in known}
     remedies = [reason.kind.remedy for reason in reasons.values() if reason is not None and reason.kind.remedy]
     lines = ["no width of this model can grow:", *(f"  {name}: {reason}" for name, reason in reasons.items())]

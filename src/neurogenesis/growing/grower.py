@@ -408,6 +408,7 @@ class Grower:
         if not self._attached:
             self._warn("the grower is detached, or another one has replaced it: it grows nothing any more")
             return []
+        taps.unseen_step = False
         if self.steps + 1 < self._busy_from and self._stepped and taps.forward_passes:
             self.steps += 1  # nothing else to do, so that it takes no time
             self._stepped, taps.forward_passes, taps.backward_passes = False, 0, 0
@@ -457,7 +458,14 @@ class Grower:
         else:
             self.steps += 1
             names = self._schedule.due(self.steps)
-            if due := [layer for layer in self._layers if layer.name in names and not layer.full]:
+            due = [layer for layer in self._layers if layer.name in names and not layer.full]
+            if taps.meeting is not None and (due or self._dead is not None):
+                taps.meeting.wait(
+                    "grower.step() was called in process {here}, but not in process {others}: call it after every "
+                    "gradient step in every process",
+                    seconds=10,
+                )
+            if due:
                 events = self._look(due, closure)
             if self._dead is not None:
                 events = events + self._drop(self._dead)
@@ -491,10 +499,23 @@ class Grower:
                     "inputs were modified in place or widths resized between the backward pass and grower.step(): "
                     "gradients of such steps are not used"
                 )
+        if names := self._taps.without_gradients:
+            self._warn(
+                f"{', '.join(names)} ran without gradients in the forward pass, and not again on the same inputs in "
+                "the backward pass, so the gradients there are not known: if this is activation checkpointing, pass "
+                "use_reentrant=False; if it is torch.no_grad(), leave these widths out with exclude=",
+                key="without gradients",
+            )
         lost = self.buffer.drop_overwritten() and "activations" in self.strategy.uses
         recorded = [seen for layer in due for seen in layer.all_seen]
         flags = not lost, self.buffer.known, *(bool(seen.pairs) for seen in recorded)
-        intact, known, *present = self._taps.ranks.least(flags)
+        try:
+            intact, known, *present = self._taps.ranks.least(flags)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"grower.step() lost the other processes ({error}): look for an earlier error there, and call "
+                "grower.step() after every gradient step in every process"
+            ) from error
         if not intact:
             self._warn("the model's inputs were modified in place before grower.step(): no growth at such steps")
             return []
@@ -744,6 +765,7 @@ class Grower:
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
         self.buffer.take(calls, state.get("rank", 0), state.get("passes", len(calls)))
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
+        self._taps.unseen_step = False
         if self._dead is not None:
             self._dead.load(state.get("dead") or {})
         self._measured.clear()
@@ -820,7 +842,7 @@ class Grower:
     # --- helpers -----------------------------------------------------------------------------------------
 
     def _optimizer_stepped(self, *_: Any) -> None:
-        self._stepped = self._taps.stepped_since_backward = True
+        self._stepped = self._taps.stepped_since_backward = self._taps.unseen_step = True
 
     def _warn(self, message: str, key: str | None = None) -> None:
         if (key or message) not in self._warned:

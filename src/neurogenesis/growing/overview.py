@@ -9,6 +9,7 @@ import torch
 from ..history import History, Observation
 from ..layer import Layer
 from ..strategies import Strategy
+from ..tables import table
 
 
 @torch.no_grad()
@@ -23,7 +24,7 @@ def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: Histor
     """
     if layers is None:
         return "before the first batch: the widths are not known yet (pass example= to find them immediately)"
-    rows: list[tuple[str, ...]] = [("width", "size", "maximum", "measured", "threshold", "at step", "")]
+    rows = []
     for layer in layers:
         seen = history.latest.get(layer.name)
         maximum = "unlimited" if layer.maximum is None else str(layer.maximum)
@@ -33,9 +34,7 @@ def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: Histor
         rows.append(
             (layer.name, str(layer.size), maximum, *numbers, step, _state(strategy, layer, seen, done.get(layer.name)))
         )
-    lengths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(map(str.ljust, row, lengths)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    return table(("width", "size", "maximum", "measured", "threshold", "at step", ""), rows)
 
 
 def _state(strategy: Strategy, layer: Layer, seen: Observation | None, done: int | None) -> str:

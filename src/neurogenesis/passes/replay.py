@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -144,6 +145,8 @@ def replays(
             if call.autocast is not None:
                 stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
             _seed(devices, seed)
+            if gradients:  # the second run of a checkpoint would lack our changes
+                stack.enter_context(_without_checkpointing())
             with torch.set_grad_enabled(gradients), suppress(_StopRun):
                 if replacements:
                     torch.func.functional_call(model, replacements, call.args, call.kwargs, strict=False)
@@ -157,6 +160,29 @@ def replays(
         torch.compiler.set_stance("force_eager"),
     ):
         yield run
+
+
+@contextmanager
+def _without_checkpointing() -> Iterator[None]:
+    """Let `torch.utils.checkpoint.checkpoint` just run what it is given, by whatever name a model has imported it."""
+    module: Any = torch.utils.checkpoint
+    kept = {name: getattr(module, name) for name in ("CheckpointFunction", "_checkpoint_without_reentrant_generator")}
+    module.CheckpointFunction, module._checkpoint_without_reentrant_generator = _Run, _nothing
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(module, name, value)
+
+
+class _Run:
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
 
 
 @contextmanager

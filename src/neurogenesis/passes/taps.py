@@ -18,7 +18,9 @@ from ..structure.axes import Axis
 from ..structure.tracing import is_internal_run, tensors_in
 from ..structure.wrappers import active_wrapper, is_redirected
 from .buffers import Buffer
+from .checkpointing import Awaited, inside_backward, places, saving_apart
 from .compiled import EagerPasses, PassHook
+from .meeting import Meeting
 from .ranks import ALONE, Ranks
 from .replay import Call, Hook, observe
 from .seen import Seen
@@ -55,6 +57,8 @@ class Taps:
         self.recording = False
         self.ranks = ALONE  # the processes that train the model together
         self.synchronized = True  # whether the gradients of the latest pass are averaged over them
+        self.meeting: Meeting | None = None  # where these processes meet before they look
+        self.unseen_step = False  # whether the optimizer has stepped since the last call of grower.step()
         self._on_ranks = on_ranks
         self._on_failure = on_failure
         self._on_first_call = on_first_call
@@ -65,6 +69,9 @@ class Taps:
         self.stepped_since_backward = False  # whether the optimizer has stepped since the last backward pass
         self._tapped: set[tuple[str, ...]] = set()
         self._inputs: dict[tuple[str, ...], Tensor] = {}
+        # Reentrant activation checkpointing runs parts of the model, or all of it, without gradients at first.
+        self._awaited: dict[tuple[str, str], list[Awaited]] = {}
+        self._without_gradients: set[tuple[Any, ...]] = set()
         self._points: list[tuple[nn.Module, Any, Callable[[Tensor], None]]] = []  # where inputs and outputs are read
         self._point_handles: list[Any] = []
         self._gradient_handles: list[Any] = []
@@ -99,10 +106,14 @@ class Taps:
         key = *seen.key, what
 
         def act(tensor: Tensor) -> None:
-            wanted = self.recording and name in self.wanted and not is_internal_run(self.model)
-            if wanted and key not in self._tapped:  # of a layer called more than once, the first call counts
-                self._tapped.add(key)
-                action(tensor)
+            if name not in self.wanted or is_internal_run(self.model):
+                return
+            if self.recording:
+                if key not in self._tapped:  # of a layer called more than once, the first call counts
+                    self._tapped.add(key)
+                    action(tensor)
+            elif seen.key in self._awaited and what != "H_prev" and inside_backward():
+                self._recomputed(seen, what, tensor)
 
         self._points.append((module, side, act))
 
@@ -153,7 +164,7 @@ class Taps:
         if self._on_first_call is not None:
             self.muted = True
             try:
-                with torch.enable_grad():
+                with torch.enable_grad(), saving_apart():
                     self._on_first_call(calls)
             finally:
                 self.muted = False
@@ -174,18 +185,25 @@ class Taps:
         if module is not self.model:
             return
         if self.idle:
-            self.forward_passes += module.training and torch.is_grad_enabled()
+            if module.training and torch.is_grad_enabled():
+                self._count_pass()
         elif not is_redirected(module):
             self.enter(args, kwargs)
 
     def enter(self, args: Any, kwargs: Any) -> None:
         """Begin to record a pass of the model if it is a training pass."""
-        if self.muted or is_internal_run(self.model) or not (self.model.training and torch.is_grad_enabled()):
+        if self.muted or is_internal_run(self.model) or not self.model.training:
+            return
+        if not torch.is_grad_enabled():
+            self._without_gradients.add(places(args, kwargs))
             return
         if not any(parameter.requires_grad for parameter in self.model.parameters()):
             return  # frozen for the time being, as a discriminator while the generator is trained
-        if torch._C._current_graph_task_id() != -1:
-            return  # activation checkpointing recomputes a pass inside the backward pass
+        if inside_backward():  # activation checkpointing computes a pass again
+            where = places(args, kwargs)
+            if where not in self._without_gradients:
+                return  # it was recorded
+            self._without_gradients.discard(where)
         if self._eager_passes.bypassed:
             raise RuntimeError("model.compile() was called after Grower(model, optimizer): call it before")
         self._find_ranks()
@@ -204,14 +222,21 @@ class Taps:
         self.recording = True
         self._tapped.clear()
         self._inputs.clear()
+        self._count_pass()
+
+    def _count_pass(self) -> None:
         self.forward_passes += 1
+        if self.unseen_step:
+            self.unseen_step = False
+            if self.meeting is not None:
+                self.meeting.miss()
 
     def note(self, inputs: Sequence[Tensor]) -> None:
         """Note a training pass that runs compiled; arguments other than tensors are those of the last eager pass."""
         if self.muted:
             return
         self._find_ranks()
-        self.forward_passes += 1
+        self._count_pass()
         self.backward_visible = False
         like = self._call
         if self.keep_inputs and like is not None and len(like.tensors) == len(inputs):
@@ -226,7 +251,11 @@ class Taps:
         self.synchronized = wrapper.require_backward_grad_sync
         ranks = Ranks(wrapper.process_group)
         if ranks.count > 1 and ranks != self.ranks:
-            self.ranks = ranks
+            self.ranks, self.meeting = ranks, Meeting(ranks)
+            self.meeting.wait(
+                "a Grower watches the model in process {here}, but none has seen a training pass in process {others}: "
+                "create it in every process"
+            )
             if self._on_ranks is not None:
                 self._on_ranks(ranks)
 
@@ -255,8 +284,36 @@ class Taps:
     def _on_output(self, seen: Seen, tensor: Tensor) -> None:
         H_prev, H = (self._inputs.pop((*seen.key, what), None) for what in ("H_prev", "H"))
         call = self._call
-        if H_prev is None or H is None or call is None or not tensor.requires_grad:
+        if H_prev is None or H is None or call is None:
             return
+        if tensor.requires_grad:
+            self._await_gradient(seen, call, H_prev, H, tensor)
+        elif not torch.is_grad_enabled():
+            self._awaited.setdefault(seen.key, []).append(Awaited.of(call, H_prev, H))
+
+    def _recomputed(self, seen: Seen, what: str, tensor: Tensor) -> None:
+        """Record what is computed again in the backward pass, with gradients, by reentrant activation checkpointing."""
+        key = (*seen.key, "H")
+        if what == "H":
+            self._inputs[key] = tensor.detach()
+            return
+        H = self._inputs.pop(key, None)
+        if H is None or not tensor.requires_grad:
+            return
+        for number, awaited in enumerate(self._awaited[seen.key]):
+            if awaited.is_for(H):
+                del self._awaited[seen.key][number]
+                self._await_gradient(seen, awaited.call, awaited.H_prev, awaited.H, tensor)
+                return
+
+    @property
+    def without_gradients(self) -> list[str]:
+        """Layers that ran without gradients in the passes since the last step, and not again in the backward pass."""
+        names = (seen.route.consumer.module for seen in self._watched if self._awaited.get(seen.key))
+        return list(dict.fromkeys(names))
+
+    def _await_gradient(self, seen: Seen, call: Call, H_prev: Tensor, H: Tensor, tensor: Tensor) -> None:
+        """Record inputs of a width when the gradient at the consumer's output arrives."""
 
         def arrived(gradient: Tensor) -> None:
             if self.muted:
@@ -273,6 +330,8 @@ class Taps:
         """Clear everything recorded since the last step."""
         for seen in self._watched:
             seen.clear()
+        self._awaited.clear()
+        self._without_gradients.clear()
 
     def remove(self) -> None:
         for handles in (self._handles, self._point_handles, self._gradient_handles):

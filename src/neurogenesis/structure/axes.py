@@ -104,6 +104,7 @@ class Structure:
         self.held: dict[Atom, Reason] = {}  # widths that these may be connected to
         self._model = weakref.ref(model)
         self.roles: dict[tuple[str, int], tuple[Role, Fill]] = {}
+        self.both_ways: set[tuple[str, int]] = set()  # axes that are producer in one place and consumer in another
         self.attributes: list[Attribute] = []
         # Axes of weights under weight norm: the axis that indexes the normalized slices, and the axes within a slice.
         self.normed_along: set[tuple[str, int]] = set()
@@ -115,6 +116,8 @@ class Structure:
             places = self._used_axes(record.sources, record.term, record.stride, tensors)
             for place in places:
                 present = self.roles.get(place)
+                if present is not None and {present[0], record.role} == {"producer", "consumer"}:
+                    self.both_ways.add(place)
                 if present is None or _PRECEDENCE[record.role] > _PRECEDENCE[present[0]]:
                     self.roles[place] = record.role, record.fill
             if record.role == "consumer" and not places:

@@ -66,6 +66,10 @@ def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
 def tie_widths(structure: Structure, patterns: list[str]) -> None:
     """Unify all growable widths whose producers match one of the patterns."""
     chosen: dict[Atom, str] = {}
+    producers = {layer_of(name) for (name, _), (role, _) in structure.roles.items() if role == "producer"}
+    for pattern in patterns:
+        if not any(fnmatchcase(producer, pattern) for producer in producers):
+            raise ValueError(f"tie: {pattern!r} matches no layer that produces a width")
     for (name, number), (role, _) in structure.roles.items():
         if role == "producer" and any(fnmatchcase(layer_of(name), pattern) for pattern in patterns):
             for atom in leaves(structure.axes[name][number]):
@@ -85,22 +89,30 @@ def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
     """Fix widths that lack a producer or a trained consumer, are normalized across, or occur twice in a product."""
     roles: dict[Atom, set[tuple[Role, Fill]]] = {}
     trained: Counter[Atom] = Counter()
+    tied: dict[Atom, str] = {}
     for name, axes in structure.axes.items():
         for number, term in enumerate(axes):
             for atom in leaves(term):
                 roles.setdefault(atom, set()).add(structure.role(name, number))
                 trained[atom] += structure.role(name, number)[0] == "consumer" and name in parameters
+                if (name, number) in structure.both_ways:
+                    tied.setdefault(atom, name)
             if structure.role(name, number)[0] == "producer" and (name, number) in structure.normed_across:
                 fix(term, Reason(f"normalized across by the weight norm of {layer_of(name)}", Kind.NORMALIZED))
             for atom in _repeated_factors(term):
                 fix(atom, Reason(f"multiplied by itself in the shape of {name}"))
     for atom, seen in roles.items():
         if not any(role == "producer" and fill.values == "random" for role, fill in seen):
-            bias = ("producer", ZERO) in seen
-            fix(
-                atom,
-                Reason("produced only by a bias") if bias else Reason("not produced by any layer", Kind.NOT_PRODUCED),
-            )
+            if atom in tied:  # such as a decoder with the transposed weight of the encoder
+                text = (
+                    f"{tied[atom]} is both the fan-in and the fan-out of these neurons, which would have to be random "
+                    "and zero"
+                )
+                fix(atom, Reason(text, Kind.TIED))
+            elif ("producer", ZERO) in seen:
+                fix(atom, Reason("produced only by a bias"))
+            else:
+                fix(atom, Reason("not produced by any layer", Kind.NOT_PRODUCED))
         elif "consumer" not in {role for role, _ in seen}:
             fix(atom, Reason("not consumed by any layer", Kind.NOT_CONSUMED))
         elif not trained[atom]:

@@ -17,8 +17,13 @@ class Kind(Enum):
         member._value_ = len(cls.__members__)  # distinct values: enum members with equal values would be aliases
         return member
 
-    BOUNDARY = 0, "sizes of inputs and outputs are fixed: put a hidden layer between input and output"
+    INPUT = 0, "sizes of inputs and outputs are fixed: put a hidden layer between input and output"
+    OUTPUT = 0, INPUT[1]
+    # Sizes of inputs and outputs that hidden layers have, too.
+    JOINED = 0, "let a layer read the model's input before it is combined with hidden activations"
+    RETURNED = 0, "do not return activations that other layers read, or return what a last layer makes of them"
     PARAMETRIZED = 0, "remove the parametrization, or grow another layer"
+    TIED = 0, "untie the weights: give the layer that uses the weight transposed one of its own"
     OPERATION = 1, None
     NO_RULE = 1, "use operations that have a rule, or register a rule for this one with neurogenesis.rules"
     HARD_CODED_SHAPE = 1, "compute shapes from tensors (x.flatten(1), x.view(len(x), -1)) instead of hard-coding them"

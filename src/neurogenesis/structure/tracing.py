@@ -49,6 +49,9 @@ def examples_in(given: Examples) -> list[Example]:
     return given
 
 
+_ONE_DNN: Any = torch.backends.mkldnn
+
+
 class Rejected(Exception):
     """An operation that does not support a changed size.
 
@@ -112,6 +115,7 @@ class _Frame:
     path: str
     operations: int = 0
     opaque: bool = False  # a rule describes the whole module
+    fused: bool = False  # whether the kernels of oneDNN were on, which run an LSTM as one operation
 
     @property
     def where(self) -> str:
@@ -155,7 +159,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def label_input(self, tensor: Tensor) -> None:
         """Label an input of the model with fixed axes."""
         axes: Axes = [
-            Atom(length, fixed=[Reason("a size of the model's input", Kind.BOUNDARY)]) for length in tensor.shape
+            Atom(length, fixed=[Reason("a size of the model's input", Kind.INPUT)]) for length in tensor.shape
         ]
         self.labels[tensor] = Label(axes, False)
 
@@ -174,7 +178,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forward pre-hook of all modules."""
         path = self.paths.get(module, self.frames[-1].path)
         self.called.add(module)
-        self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None))
+        fused = isinstance(module, nn.LSTM) and bool(_ONE_DNN.enabled)
+        self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None, fused=fused))
+        if fused:  # without them it runs as operations that have rules
+            _ONE_DNN.enabled = False
         if isinstance(module, _NormBase) and args and isinstance(args[0], Tensor):
             axes = self.label(args[0]).axes[:2]
             fits = [term for term in axes if size(term) == module.num_features]
@@ -187,7 +194,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.frames[-1].opaque and not self._inside_opaque(self.frames[:-1]) and kwargs:
                 self._label_module(module, args, kwargs[0], output)
         finally:
-            self.frames.pop()
+            if self.frames.pop().fused:
+                _ONE_DNN.enabled = True
 
     def _label_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Label the outputs of a module that has its own rule."""
@@ -465,7 +473,9 @@ def internal_run(model: nn.Module) -> Iterator[None]:
     outermost = model not in _INTERNAL_RUNS
     _INTERNAL_RUNS.add(model)
     try:
-        yield
+        with warnings.catch_warnings():  # of reentrant activation checkpointing, which is right only in training passes
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
+            yield
     finally:
         if outermost:
             _INTERNAL_RUNS.discard(model)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..tables import table
 from .axes import Axis, Structure, layer_of, named_tensors, unwrapped
 from .fills import FanIn
 from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, hold_unused, tie_widths
@@ -95,9 +96,20 @@ class Width:
         reasons = [reason for atom in leaves(self._term) for reason in atom.fixed]
         if not reasons:
             return None
-        reason = min(reasons, key=lambda each: each.kind.vagueness)
+        reason = self._of_hidden_layer(min(reasons, key=lambda each: each.kind.vagueness))
         term = resolve(self._term)
         return replace(reason, text=f"{reason.text} (as {term})") if isinstance(term, Product) else reason
+
+    def _of_hidden_layer(self, reason: Reason) -> Reason:
+        """Say if a size of the model's input or output is also that of a hidden layer, as the remedy differs."""
+        producers, consumers = self.producers, self.consumers
+        if reason.kind is Kind.INPUT and producers:
+            text = f"a size of the model's input, which is combined with what {producers[0].module} produces"
+            return Reason(text, Kind.JOINED)
+        if reason.kind is Kind.OUTPUT and producers and consumers:
+            text = f"a size of the model's output, as the model returns what {consumers[0].module} reads"
+            return Reason(text, Kind.RETURNED)
+        return reason
 
     @property
     def producers(self) -> list[Axis]:
@@ -218,14 +230,26 @@ class Widths:
         """What has changed in the model since its widths were found, other than by growing or shrinking."""
         return self.structure.differs_from(model)
 
+    @property
+    def why_none(self) -> str | None:
+        """Why the model has no widths at all; None if it has some."""
+        if self._widths:
+            return None
+        fixed = {atom: name for name, axes in self.structure.axes.items() for term in axes for atom in leaves(term)}
+        unknown = [
+            f"; {name} is {why}" for atom, name in fixed.items() for why in atom.fixed if why.kind is Kind.NO_RULE
+        ]
+        what = "no layer reads the output of another one: put a hidden layer between input and output"
+        return what + "".join(dict.fromkeys(unknown))
+
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("width", "size", "producers", "carriers", "consumers", "can grow")]
+        if self.why_none is not None:
+            return f"no widths: {self.why_none}"
+        rows = []
         for width in self:
             lists = [_join_names(axes) for axes in (width.producers, width.carriers, width.consumers)]
             rows.append((width.name, str(width.size), *lists, "yes" if width.growable else f"no: {width.reason}"))
-        lengths = [max(len(row[column]) for row in rows) for column in range(5)]
-        lines = ["  ".join([*map(str.ljust, row, lengths), row[5]]).rstrip() for row in rows]
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+        return table(("width", "size", "producers", "carriers", "consumers", "can grow"), rows)
 
     __repr__ = __str__
 
@@ -293,7 +317,7 @@ def find_widths(
             continue
         for tensor in tensors_in(outputs[number, training]):
             for term in tracer.label(tensor).axes:
-                fix(term, Reason("a size of the model's output", Kind.BOUNDARY))
+                fix(term, Reason("a size of the model's output", Kind.OUTPUT))
         for key, seen in tracer.operations.items():
             operations.setdefault(key, []).extend(seen)
         structure.add(tracer, copies)
