@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .axes import Axis, Structure, layer_of, named_tensors, unwrapped
+from .extensions import extensions
 from .fills import FanIn
 from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, tie_widths
 from .modes import ordinary_tensors
@@ -281,6 +282,8 @@ def _find_widths(model: nn.Module, example: Example, tie: Sequence[str | Sequenc
     fix_parametrized(model, axes)
     fix_shared(tensors, axes)
     fix_by_role(structure, parameters)
+    for extension in extensions(model):
+        extension.limit(model, structure)
     for group in tie:
         tie_widths(structure, [group] if isinstance(group, str) else list(group))
     del base, copies, tracer  # free memory for the grown copy
