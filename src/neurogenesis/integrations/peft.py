@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from peft import PeftType
+from peft import PeftType, get_peft_model_state_dict
 from peft.tuners.adalora import AdaLoraLayer
 from peft.tuners.lora import LoraLayer, ParamWrapper
 from peft.tuners.lora.layer import MultiheadAttention
 from peft.tuners.lora.variants import ALoraLinearVariant, DoraEmbeddingVariant, DoraLinearVariant, _DoraConvNdVariant
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
-from peft.utils.other import get_pattern_key
-from torch import nn
+from peft.utils.other import SAFETENSORS_WEIGHTS_NAME, ModulesToSaveWrapper, get_pattern_key
+from torch import Tensor, nn
 
 from ..structure.axes import Structure
 from ..structure.extensions import register
@@ -169,6 +170,34 @@ def described(values: Mapping[str, Any], common: Any, patterns: Mapping[str, Any
 def _pattern(name: str) -> str:
     """The pattern that matches one name only."""
     return f"^{re.escape(name)}"
+
+
+# --- files -----------------------------------------------------------------------------------------------
+
+
+def adapter_files(model: Any) -> Iterator[tuple[Path, dict[str, str]]]:
+    """The file of each adapter, as ``save_pretrained`` places it, and the model's own names by those in the file."""
+    state = model.state_dict()
+    own = {value.data_ptr(): name for name, value in state.items() if isinstance(value, Tensor) and value.numel()}
+    for adapter in model.peft_config:
+        saved = get_peft_model_state_dict(model, state, adapter, save_embedding_layers=False)
+        names = {name: own[value.data_ptr()] for name, value in saved.items() if value.data_ptr() in own}
+        yield Path("" if adapter == "default" else adapter) / SAFETENSORS_WEIGHTS_NAME, names
+
+
+def shapes_without_adapters(base: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes that the tensors of a base model had before it got adapters.
+
+    Modules that are trained in place of others (``modules_to_save``) have the names of these.
+    """
+    layers = {path: layer for path, layer in base.named_modules() if isinstance(layer, BaseTunerLayer)}
+    copies = [path for path, layer in base.named_modules() if isinstance(layer, ModulesToSaveWrapper)]
+    for name, value in base.state_dict(keep_vars=True).items():
+        if _owner(name, layers) is None:
+            for path in (each for each in copies if name.startswith(f"{each}.")):
+                kind, _, rest = name[len(path) + 1 :].partition(".")
+                name = f"{path}.{rest.partition('.')[2] if kind == 'modules_to_save' else rest}"
+            yield name.replace(".base_layer.", "."), tuple(value.shape)
 
 
 # --- sizes that are fixed --------------------------------------------------------------------------------

@@ -42,7 +42,11 @@ def register(extension: Extension) -> None:
 
 def extensions(model: nn.Module) -> list[Extension]:
     """The extensions for a model."""
-    libraries = {type(module).__module__.partition(".")[0] for module in model.modules()}
-    for library in libraries & _HOMES.keys():
+    for library in libraries_of(model) & _HOMES.keys():
         import_module(_HOMES[library])
     return _REGISTERED
+
+
+def libraries_of(model: nn.Module) -> set[str]:
+    """The names of the libraries that the classes of a model's modules are from."""
+    return {type(module).__module__.partition(".")[0] for module in model.modules()}
