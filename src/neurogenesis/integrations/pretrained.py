@@ -137,9 +137,11 @@ def has_adapters(model: nn.Module) -> bool:
 
 def _adapters_fit(model: nn.Module) -> bool:
     """Whether the base model, and what is trained in place of its modules, has the sizes that its config says."""
+    from transformers import PreTrainedModel
+
     from .peft import shapes_without_adapters
 
-    base = next((each for each in model.modules() if hasattr(each, "config_class")), None)
+    base = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
     if base is None:
         return True  # not of Transformers: whoever builds it again gives it its sizes
     built = _built_shapes(base, base.config)
