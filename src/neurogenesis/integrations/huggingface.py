@@ -131,7 +131,8 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         name, output = f"checkpoint-{state.global_step}", Path(args.output_dir or ".")
         found = [each for each in (output / name, *output.glob(f"run-*/{name}")) if each.is_dir()]
         directory = max(found, key=lambda each: each.stat().st_mtime, default=output / name)  # of several trials
-        model, content = self.grower.model, self.grower.state_dict()
+        model: Any = self.grower.model
+        content = self.grower.state_dict()
         replace_file(directory / f"{KEY}.pt", lambda partial: torch.save(content, partial))
         SavedSizes.of(model).write(directory / f"{KEY}.json")
         if _has_config(model) and update_config(model):

@@ -1,4 +1,4 @@
-r"""LoRA ranks of PEFT as widths: what the adapters' layers and configs say of their ranks follows when they are resized.
+r"""LoRA ranks of PEFT as widths: the ranks that layers and configs of adapters store follow when they are resized.
 
 A LoRA layer adds :math:`s B A x` to its base layer, with :math:`s = \alpha / r`, or :math:`\alpha / \sqrt r` for
 rank-stabilized LoRA. A resized rank keeps s: alpha changes with r, in the layer and in the config.

@@ -6,6 +6,7 @@ removed completely.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..structure.axes import Axis
-from ..structure.tracing import is_internal_run, tensors_in
+from ..structure.tracing import constant_calls, is_internal_run, tensors_in
 from ..structure.wrappers import active_wrapper, is_redirected
 from .buffers import Buffer
 from .compiled import EagerPasses, PassHook
@@ -59,7 +60,7 @@ class Taps:
         self.idle = False  # whether nothing is recorded: training passes are only counted, which takes no time
         self._watched: Sequence[Seen] = ()
         self.stepped_since_backward = False  # whether the optimizer has stepped since the last backward pass
-        self._tapped: set[tuple[str, ...]] = set()
+        self._calls: Counter[tuple[str, ...]] = Counter()  # of modules in this pass
         self._inputs: dict[tuple[str, ...], Tensor] = {}
         self._points: list[tuple[nn.Module, Any, Callable[[Tensor], None]]] = []  # where inputs and outputs are read
         self._point_handles: list[Any] = []
@@ -89,9 +90,12 @@ class Taps:
 
         def act(tensor: Tensor) -> None:
             wanted = self.recording and name in self.wanted and not is_internal_run(self.model)
-            if wanted and key not in self._tapped:  # of a layer called more than once, the first call counts
-                self._tapped.add(key)
-                action(tensor)
+            if wanted and self._calls[key] <= constant:  # of a layer called more than once, the first call counts
+                self._calls[key] += 1
+                if self._calls[key] > constant:
+                    action(tensor)
+
+        constant = constant_calls(module)
 
         self._points.append((module, side, act))
 
@@ -177,7 +181,7 @@ class Taps:
             if self.keep_inputs:
                 self.buffer.add(call)
         self.recording = True
-        self._tapped.clear()
+        self._calls.clear()
         self._inputs.clear()
         self.forward_passes += 1
 
