@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 import neurogenesis as ng
 
 pytest.importorskip("peft")
+pytest.importorskip("torchao")
 
 from accelerate.state import AcceleratorState, GradientState
 from peft import (
@@ -31,6 +32,7 @@ from peft import (
     get_peft_model,
 )
 from peft.tuners.lora import LoraLayer
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from neurogenesis.integrations.huggingface import GrowerCallback, from_pretrained, save_pretrained
@@ -214,11 +216,13 @@ class Student(nn.Module):
         return self.second(self.first(x).tanh())
 
 
-def taught(strategy: Any, steps: int, **changes: Any) -> tuple[Any, ng.Grower]:
+def taught(strategy: Any, steps: int, quantized: bool = False, **changes: Any) -> tuple[Any, ng.Grower]:
     """An adapter of rank 1 that learns what takes more, and its grower."""
     torch.manual_seed(0)
-    teacher = Student()
-    model = get_peft_model(Student(), LoraConfig(r=1, lora_alpha=1, target_modules=["first", "second"], **changes))
+    teacher, base = Student(), Student()
+    if quantized:
+        quantize_(base, Int8WeightOnlyConfig())
+    model = get_peft_model(base, LoraConfig(r=1, lora_alpha=1, target_modules=["first", "second"], **changes))
     optimizer = torch.optim.Adam([own for own in model.parameters() if own.requires_grad], lr=1e-2)
     grower = ng.Grower(model, optimizer, strategy, include=RANKS, max_width=4)
     for _ in range(steps):
@@ -240,6 +244,16 @@ def test_ranks_grow_from_the_first_steps_though_adapters_begin_at_zero(strategy:
         assert layer.r["default"] == layer.lora_A["default"].weight.shape[0] == grower.widths[f"{path}.lora_A.default"]
         assert layer.scaling["default"] == 1
         assert layer.lora_B["default"].weight.norm(dim=0).min() > 0  # the new ones have been trained
+
+
+@pytest.mark.parametrize("strategy", ["need", "north-random", "gradmax"])
+def test_ranks_grow_on_a_quantized_base_model(strategy: str) -> None:
+    model, grower = taught(strategy, 20, quantized=True)
+    assert type(model.base_model.model.first.base_layer.weight) is not nn.Parameter
+    assert grower.history.events and all(event.width.endswith(".lora_A.default") for event in grower.history)
+    assert {path: layer.r["default"] for path, layer in layers(model).items()} == {
+        name.removesuffix(".lora_A.default"): size for name, size in grower.widths.items()
+    }
 
 
 def test_the_base_model_is_not_touched_in_training() -> None:
