@@ -150,17 +150,19 @@ def test_a_width_whose_consumer_is_frozen_does_not_grow_while_it_is() -> None:
     found = ng.widths(model, randn(5, 4))
     assert [width.name for width in found.growable] == ["0", "2"]
     model[2].requires_grad_(False)
-    assert [width.name for width in found.growable] == ["2"]
+    assert found.growable == []
     assert "its consumer 2 is frozen" in (found["0"].reason or "")
     with pytest.raises(ValueError, match="0 cannot grow: its consumer 2 is frozen"):
         ng.grow(model, "0", 1)
-    assert [width.name for width in ng.widths(model, randn(5, 4)).growable] == ["2"]
+    assert ng.widths(model, randn(5, 4)).growable == []
+    with pytest.raises(ValueError, match="0 cannot grow: its consumer 2 is frozen"):
+        ng.grow(model, "0", 1, frozen=True)  # which could not be trained
     ng.shrink(model, "0", [3])  # takes nothing from what is learned
     model[2].requires_grad_(True)
     assert [width.name for width in found.growable] == ["0", "2"]
 
 
-def test_one_consumer_that_learns_is_enough() -> None:
+def test_a_frozen_consumer_is_grown_only_if_asked_for() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -171,7 +173,10 @@ def test_one_consumer_that_learns_is_enough() -> None:
             x = self.a(x).relu()
             return self.frozen(x) + self.trained(x)
 
-    assert ng.widths(Two(), randn(2, 4))["a"].growable
+    model = Two()
+    assert "frozen.weight would be resized, but is frozen" in (ng.widths(model, randn(2, 4))["a"].reason or "")
+    ng.grow(model, "a", 1, frozen=True)
+    assert (model.frozen.in_features, model.trained.in_features) == (6, 6)
 
 
 def test_a_model_that_is_frozen_as_a_whole_can_be_resized() -> None:
@@ -190,7 +195,7 @@ def test_a_grower_leaves_alone_what_was_frozen_meanwhile_and_says_so() -> None:
     step(model, optimizer, x)
     with pytest.warns(UserWarning, match="0 does not grow: its consumer 2 is frozen"):
         grower.step()
-    assert grower.widths == {"0": 9, "2": 9}
+    assert grower.widths == {"0": 9, "2": 8}
 
 
 # --- masks and other buffers -------------------------------------------------------------------------------
@@ -473,19 +478,12 @@ class Written(nn.Sequential):
         return self[1](self[0](x).reshape(-1, 8))
 
 
-def frozen_head() -> nn.Module:
-    model = mlp(4, 8, 3)
-    model[2].requires_grad_(False)
-    return model
-
-
 @pytest.mark.parametrize(
     ("make", "remedy"),
     [
         (lambda: nn.Linear(4, 3), "put a hidden layer between"),
         (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)), "normalize with BatchNorm"),
         (lambda: Written(nn.Linear(4, 8), nn.Linear(8, 2)), r"x\.flatten\(1\)"),
-        (frozen_head, r"requires_grad_\(True\)"),
         (lambda: Buffered(torch.arange(5), plus), "let the buffer hold the same"),
         (lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(4, 8)), nn.Linear(8, 2)), "remove the param"),
     ],

@@ -96,3 +96,56 @@ def test_wrong_sizes_are_refused_before_anything_changes(size: Any) -> None:
 def test_a_pattern_without_a_match_is_refused() -> None:
     with pytest.raises(ValueError, match="growable widths: 0"):
         ng.narrow(mlp(6, 64, 3), torch.randn(2, 6), include=["nothing"])
+
+
+def trained_step(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+@pytest.mark.parametrize("sign", ["optimizer", "attached grower", "gradient", "batch norm"])
+def test_a_trained_model_is_refused_and_stays_as_it_is(sign: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = None
+    if sign == "gradient":
+        model.eval()(torch.randn(8, 4)).sum().backward()
+    elif sign == "batch norm":
+        model(torch.randn(8, 4))
+    else:
+        optimizer = trained_step(model.eval())
+    if sign == "attached grower":
+        grower = ng.Grower(model, optimizer)  # kept: it knows the optimizer
+        assert grower.optimizers == [optimizer]
+        optimizer = None
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"the model has been trained .* neurogenesis\.prune\(\)"):
+        ng.narrow(model, torch.randn(2, 4), optimizer=optimizer)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_weights_that_look_pretrained_are_narrowed_with_a_warning() -> None:
+    model = mlp(32, 64, 64, 4)
+    with torch.no_grad():
+        model[0].weight[:, :8] *= 5  # as if these inputs mattered
+    with pytest.warns(UserWarning, match=r"0\.weight does not look untrained"):
+        ng.narrow(model, torch.randn(2, 32))
+
+
+INITIALIZATIONS = [
+    nn.init.kaiming_normal_, nn.init.kaiming_uniform_, nn.init.xavier_normal_, nn.init.xavier_uniform_,
+    nn.init.orthogonal_, nn.init.trunc_normal_, nn.init.zeros_, nn.init.eye_,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("initialize", INITIALIZATIONS)
+@pytest.mark.filterwarnings("error")
+def test_usual_initializations_look_untrained(initialize: Any) -> None:
+    for seed in range(20):
+        model = mlp(12, 50, 20, 4)
+        torch.manual_seed(seed)
+        for layer in model[::2]:
+            initialize(layer.weight)
+        ng.narrow(model, torch.randn(2, 12))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ def table(grower: ng.Grower) -> dict[str, list[str]]:
 def test_a_grower_prints_what_it_measured_and_what_it_waits_for() -> None:
     model, generator = mlp(10, 20, 6, 3), torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(model.parameters())
-    grower = ng.Grower(model, optimizer, "north-random", max_width={"2": 6})
+    grower = ng.Grower(model, optimizer, "north-random", max_width={"0": math.inf, "2": 6})
     assert str(grower).startswith("before the first batch: the widths are not known yet")
     assert grower.widths == {}
     for _ in range(8):
@@ -75,4 +77,4 @@ def test_what_is_not_measured_is_not_waited_for() -> None:
     grower = ng.Grower(model, optimizer, ng.Strategy(always(1)))
     step(model, optimizer, torch.randn(5, 10))
     grower.step()
-    assert table(grower) == {"0": ["9", "unlimited", "-", "-", "1"]}
+    assert table(grower) == {"0": ["9", "128", "-", "-", "1"]}

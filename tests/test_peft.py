@@ -120,6 +120,15 @@ def test_every_rank_is_a_width() -> None:
     assert ranks[0].name == f"{QUERY}.lora_A.default" and consumer.module == f"{QUERY}.lora_B.default"
 
 
+def test_parts_that_are_switched_off_neither_warn_nor_hold_ranks() -> None:
+    model = lora(task_type="SEQ_CLS")  # trains a copy of the classifier
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = ng.widths(model, EXAMPLE)
+    assert len([width for width in found.growable if width.name.endswith(".lora_A.default")]) == 4
+
+
 @pytest.mark.parametrize("stable", [False, True])
 def test_a_grown_rank_keeps_the_outputs_and_the_scaling(stable: bool) -> None:
     model = lora(use_rslora=stable)
@@ -246,6 +255,15 @@ def test_ranks_grow_from_the_first_steps_though_adapters_begin_at_zero(strategy:
         assert layer.lora_B["default"].weight.norm(dim=0).min() > 0  # the new ones have been trained
 
 
+def test_a_plain_grower_grows_ranks_only() -> None:
+    model = lora(trained=False, target_modules=["query", "dense"]).train()
+    optimizer = torch.optim.Adam([own for own in model.parameters() if own.requires_grad])
+    grower = ng.Grower(model, optimizer)
+    model(**EXAMPLE, labels=torch.tensor([0, 1])).loss.backward()
+    assert grower.widths == {f"{path}.lora_A.default": 3 for path in layers(model)}
+    grower.detach()
+
+
 @pytest.mark.parametrize("strategy", ["need", "north-random", "gradmax"])
 def test_ranks_grow_on_a_quantized_base_model(strategy: str) -> None:
     model, grower = taught(strategy, 20, quantized=True)
@@ -343,8 +361,7 @@ def test_one_adapter_of_several_grows(tmp_path: Path) -> None:
     model.set_adapter("other")
     train(model)
     before = books(model)["default"]
-    with pytest.warns(UserWarning, match=r"the example does not use .*lora_A\.default"):
-        sizes = grow_differently(model)
+    sizes = grow_differently(model)
     assert sorted(sizes.values()) == [3, 4] and all(name.endswith("lora_A.other") for name in sizes)
     assert layers(model)[QUERY].r == {"default": 3, "other": 3} and books(model)["default"] == before
     assert save_pretrained(model, tmp_path)
@@ -500,9 +517,7 @@ def test_a_named_adapter_beside_another_is_resumed(tmp_path: Path) -> None:
 
     whole, callback = start(tmp_path, "north-random", model())
     again, _ = start(tmp_path, "north-random", model())
-    with pytest.warns(UserWarning, match=r"the example does not use .*lora_A\.default"):
-        whole.train()
+    whole.train()
     assert callback.grower is not None and callback.grower.history.events
-    with pytest.warns(UserWarning, match=r"the example does not use .*lora_A\.default"):
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert same_parameters(whole.model, again.model) and books(whole.model) == books(again.model)

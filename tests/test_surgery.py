@@ -293,7 +293,7 @@ def test_frozen_parameters_stay_frozen_and_need_no_optimizer() -> None:
     model = cases.mlp()
     model[0].requires_grad_(False)
     optimizer = optim.Adam([p for p in model.parameters() if p.requires_grad])
-    ng.grow(model, "0", 2, optimizer=optimizer, example=X)
+    ng.grow(model, "0", 2, optimizer=optimizer, example=X, frozen=True)
     assert [p.requires_grad for p in model.parameters()] == [False, False, True, True, True, True]
 
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+STRATEGY = "need"
+"""The strategy where none is named: it asks the loss, and stops by itself."""
+FACTOR = 16
+"""Maximum size of each width, as a multiple of its initial size, where neither the strategy nor the user sets an end.
+
+So that a model that `neurogenesis.narrow` has made small regains its original widths, and no more.
+"""
 GAMMA = 0.97
 """Factor of the baseline of activation triggers."""
 GAMMA_CONVOLUTIONAL = 0.9

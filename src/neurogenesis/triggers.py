@@ -55,6 +55,8 @@ class Trigger:
         needs: what the trigger requires ("activations", "gradients", "fan-out gradients", "trials"); widths without it
             do not grow.
         patient: whether the trigger may be asked less often while it returns 0.
+        stops: whether growth ends by itself. If not, and neither `max_width` nor `max_parameters` is given, a `Grower`
+            stops at 16 times the initial size of each width.
 
     Example:
         >>> import neurogenesis as ng
@@ -67,6 +69,7 @@ class Trigger:
 
     needs: ClassVar[frozenset[Requirement]] = frozenset()
     patient: ClassVar[bool] = False
+    stops: ClassVar[bool] = False
 
     @property
     def uses(self) -> frozenset[Requirement]:
@@ -215,6 +218,8 @@ class Integrated(Activation):
     increased its fan-out, so growth waits until new neurons are in use.
     """
 
+    stops: ClassVar[bool] = True
+
     def start(self, layer: Layer) -> None:
         layer.memory.setdefault("fan-out", float(layer.fan_out_norms().mean()))
 
@@ -246,6 +251,7 @@ class Weight(Trigger):
     gamma: float = GAMMA_WEIGHT
     eps: float = 0.01
     patient: ClassVar[bool] = True
+    stops: ClassVar[bool] = True
 
     def start(self, layer: Layer) -> None:
         layer.memory.setdefault("baseline", layer.weight_rank(self.eps) / layer.size)
@@ -461,6 +467,7 @@ class Linear(Trigger):
     steps: int
     final: Final = None
     part: float = 0.75
+    stops: ClassVar[bool] = True
 
     def __call__(self, layer: Layer) -> Decision:
         return _toward(layer, self.final, min(1.0, layer.step / (self.part * self.steps)))
@@ -481,6 +488,7 @@ class Batched(Trigger):
     final: Final = None
     part: float = 0.75
     batches: int = 8
+    stops: ClassVar[bool] = True
 
     def __call__(self, layer: Layer) -> Decision:
         done = _floor(self.batches * layer.step / (self.part * self.steps))
@@ -505,6 +513,8 @@ def resolved_size(size: int | float, initial: int) -> int:
 @dataclass(frozen=True)
 class Static(Trigger):
     """Never grow."""
+
+    stops: ClassVar[bool] = True
 
     def __call__(self, layer: Layer) -> Decision:
         return Decision(0)

@@ -145,8 +145,8 @@ def compare(
 ) -> int:
     """Compare growing once with searches for widths: accuracy, parameters and time of training.
 
-    On each preset and seed: the default strategy, need, and one search. After each number of trials, what is best so
-    far is trained on the whole training split and tested. If it was interrupted, the same command resumes it.
+    On each preset and seed: the default strategy, north-select, and one search. After each number of trials, what is
+    best so far is trained on the whole training split and tested. If it was interrupted, the same command resumes it.
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from ..defaults import STRATEGY
 from .errors import UsageError
 
 SIZES = {"small": "initial", "medium": "medium", "big": "maximum"}
@@ -44,9 +45,9 @@ class Settings:
     data: ClassVar[str]
     needs_files: ClassVar[bool] = True
 
-    strategy: str = "north-select"
-    """How the network grows: the name of a strategy (north-select, north-pre, north-random, north-weight,
-    north-integrated, need, gradmax, firefly, nest), or of a static network: small (the initial size), medium, big (the
+    strategy: str = STRATEGY
+    """How the network grows: the name of a strategy (need, north-select, north-pre, north-random, north-weight,
+    north-integrated, gradmax, firefly, nest), or of a static network: small (the initial size), medium, big (the
     maximum) or static (of any shape)."""
     schedule: Schedule = "dynamic"
     """When the network grows: when the strategy's trigger says so (dynamic), or on a fixed schedule that only uses the

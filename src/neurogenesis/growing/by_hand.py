@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,9 +16,11 @@ from ..passes.buffers import Buffer
 from ..strategies import Strategy
 from ..structure.axes import unwrapped
 from ..structure.modes import ordinary_tensors
-from ..structure.tracing import Example
+from ..structure.reasons import Kind
+from ..structure.tracing import Examples, examples_in
 from ..structure.widths import Width
-from ..surgery.optimizer_state import Optimizers, as_list
+from ..surgery.attached import optimizers_of
+from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Plan, Values, find_growable, plan_neurons
 from ..surgery.reach import fan_ins_of
 from ..triggers import Static
@@ -31,16 +34,18 @@ def plan_growth(
     *,
     initialization: str | Initialization | Values = "random",
     optimizer: Optimizers = None,
-    example: Example | None = None,
+    example: Examples | None = None,
     generator: torch.Generator | None = None,
     margin: bool = True,
+    frozen: bool = False,
 ) -> Plan:
     """Plan the growth of a width; takes the same arguments as `grow`."""
-    model = unwrapped(model)
-    found, count = find_growable(model, width, count, example)
-    fan_ins = fan_ins_of(model, found, found.initial, as_list(optimizer)) if margin else {}
+    model, allowed = unwrapped(model), {Kind.PARTLY_FROZEN} if frozen else set[Kind]()
+    found, count = find_growable(model, width, count, example, allowed)
+    fan_ins = fan_ins_of(model, found, found.initial, optimizers_of(model, optimizer)) if margin else {}
+    plan = partial(plan_neurons, model, found, generator=generator, fan_ins=fan_ins, allowed=allowed)
     if isinstance(initialization, Mapping):
-        return plan_neurons(model, found, count, initialization, generator=generator, fan_ins=fan_ins)
+        return plan(count, initialization)
     strategy = Strategy(Static(), initialization)
     source = torch.default_generator if generator is None else generator
     with ordinary_tensors():
@@ -58,9 +63,7 @@ def plan_growth(
         raise ValueError(f"{found.name}: no neurons to add: {neurons.why_fewer}")
     if neurons.why_fewer is not None:
         warnings.warn(f"{found.name}: {neurons.count} new neurons, not {count}: {neurons.why_fewer}", stacklevel=3)
-    return plan_neurons(
-        model, found, neurons.count, neurons.values, neurons.changes, generator=generator, fan_ins=fan_ins
-    )
+    return plan(neurons.count, neurons.values, neurons.changes)
 
 
 def grow(
@@ -71,10 +74,11 @@ def grow(
     initialization: str | Initialization | Values = "random",
     optimizer: Optimizers = None,
     ema: nn.Module | None = None,
-    example: Example | None = None,
+    example: Examples | None = None,
     generator: torch.Generator | None = None,
     ages: bool = True,
     margin: bool = True,
+    frozen: bool = False,
 ) -> Plan:
     """Add neurons at the end of a width; with the default initialization the model's outputs do not change.
 
@@ -86,16 +90,20 @@ def grow(
             of `neurogenesis.initializations`, or a function ``(layer, count, generator) -> Neurons``. Or the new values
             themselves, ``{parameter name: tensor}``, stacked along the axis that grows; missing ones are as with
             "random".
-        optimizer: the optimizers that train the model; their state grows too.
-        ema: an averaged copy of the model such as `torch.optim.swa_utils.AveragedModel`; it grows too.
-        example: an input of the model. Required if `widths` has not been called for this model, and by initializations
-            that use activations, which are measured on this input.
+        optimizer: the optimizers that train the model; their state grows too. By default those of the `Grower` that is
+            attached to the model.
+        ema: an averaged copy of the model such as `torch.optim.swa_utils.AveragedModel`; it grows too. By default that
+            of the attached `Grower`.
+        example: an input of the model, or a list of several that together use all layers. Required if `widths` has not
+            been called for this model, and by initializations that use activations, which are measured on the first.
         generator: source of the random weights; torch's global generator by default.
         ages: whether the optimizer treats new weights as if training had just begun. Otherwise it counts their steps
             like those of old weights: with Adam, new weights then move up to 6.5 times too far.
         margin: whether random fan-in is balanced, and its norm larger than that of the present neurons by as much as
             one gradient step can move it; see `neurogenesis.surgery.reach`. Otherwise it has the mean norm of the
             present neurons, as in the paper.
+        frozen: whether to grow the width even if some of its parameters are frozen (``requires_grad`` is False). Their
+            new entries are not trained, and the parameters no longer fit their old checkpoints.
 
     Returns:
         The plan that was applied.
@@ -120,13 +128,14 @@ def grow(
         example=example,
         generator=generator,
         margin=margin,
+        frozen=frozen,
     )
     plan.apply(model, optimizer, ema, ages=ages)
     return plan
 
 
 def _make_layer(
-    model: nn.Module, width: Width, strategy: Strategy, example: Example | None, generator: torch.Generator
+    model: nn.Module, width: Width, strategy: Strategy, example: Examples | None, generator: torch.Generator
 ) -> Layer:
     """Layer of a width for an initialization, with the activations of the example if given."""
     initialization = strategy.initialization
@@ -139,12 +148,12 @@ def _make_layer(
         raise ValueError(f"{initialization} needs activations: pass an input as example=")
     if example is None:
         return Layer(model, width, convolutional=has_convolutions(model))
-    call = as_call(example)
+    call = as_call(examples_in(example)[0])
     buffer = Buffer(model, call.samples)
-    (layer,) = make_layers(model, strategy, [width], call, buffer)
+    (layer,) = make_layers(model, strategy, [width], list(map(as_call, examples_in(example))), buffer)
     if layer.route is not None:
         seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
         layer.now = replace(layer.now, seed=seed)
-        buffer.watch(layer.name, width, layer.route)
+        buffer.watch({layer.name: (width, layer.route)})
         buffer.add(call)
     return layer

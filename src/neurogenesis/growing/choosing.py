@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,29 +17,37 @@ from ..candidates.probes import find_bridge, run_probe, why_unsupported
 from ..layer import Layer
 from ..passes.buffers import Buffer
 from ..passes.replay import Call
-from ..passes.routes import find_routes
+from ..passes.routes import Route, find_routes
 from ..strategies import Strategy
 from ..structure.modes import as_ordinary
+from ..structure.reasons import Kind
 from ..structure.tracing import Example
 from ..structure.widths import Width, Widths
 from ..triggers import resolved_size
 
+FROZEN = frozenset({Kind.FROZEN, Kind.PARTLY_FROZEN})
 _GRADIENTS = frozenset({"gradients", "fan-out gradients"})
 MaxWidth = int | float | Mapping[str, int | float] | None
 
 
-def choose_widths(known: Widths, include: Sequence[str], exclude: Sequence[str]) -> list[Width]:
-    """Growable widths whose name, or the path of a producer, matches the patterns."""
+def choose_widths(
+    known: Widths, include: Sequence[str], exclude: Sequence[str], allowed: Container[Kind] = ()
+) -> list[Width]:
+    """Growable widths whose name, or the path of a producer, matches the patterns.
+
+    Reasons not to grow of the kinds in `allowed` do not count.
+    """
 
     def match(width: Width, patterns: Sequence[str]) -> bool:
         names = {width.name, *(axis.module for axis in width.producers)}
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
-    if not known.growable:
+    growable = [width for width in known if width.obstacle(allowed) is None]
+    if not growable:
         raise ValueError(_no_growable_width(known))
-    chosen = [width for width in known.growable if match(width, include) and not match(width, exclude)]
+    chosen = [width for width in growable if match(width, include) and not match(width, exclude)]
     if not chosen:
-        names = ", ".join(width.name for width in known.growable)
+        names = ", ".join(width.name for width in growable)
         raise ValueError(f"include={include} and exclude={exclude} leave no width to grow; growable widths: {names}")
     return chosen
 
@@ -54,14 +62,19 @@ def _no_growable_width(known: Widths) -> str:
 
 
 def make_layers(
-    model: nn.Module, strategy: Strategy, chosen: Sequence[Width], call: Call, buffer: Buffer | None = None
+    model: nn.Module, strategy: Strategy, chosen: Sequence[Width], calls: Sequence[Call], buffer: Buffer | None = None
 ) -> list[Layer]:
-    """Layers of the widths that the strategy supports; a warning lists the others."""
-    routes = find_routes(model, chosen, call) if strategy.uses else {}
+    """Layers of the widths that the strategy supports, as they run in one of the calls; a warning lists the others."""
+    routes: dict[str, tuple[Route | str, Call]] = {}
+    for call in calls if strategy.uses else ():
+        missing = [width for width in chosen if isinstance(routes.get(width.name, ("",))[0], str)]
+        for name, route_or_reason in find_routes(model, missing, call).items():
+            if name not in routes or not isinstance(route_or_reason, str):
+                routes[name] = route_or_reason, call
     convolutional = has_convolutions(model)
     layers, left_out = [], {}
     for width in chosen:
-        found = routes.get(width.name)
+        found, call = routes.get(width.name, (None, calls[0]))
         route = None if isinstance(found, str) else found
         problem = found if isinstance(found, str) and strategy.needs else None
         bridge: Bridge | str | None = None
@@ -101,14 +114,27 @@ def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, _ConvNd) for module in model.modules())
 
 
-def set_maximum_sizes(layers: Sequence[Layer], known: Widths, given: MaxWidth, round_to: int) -> None:
-    """Set the maximum size of each layer from the argument max_width, rounded down to a multiple of `round_to`."""
+def set_maximum_sizes(
+    layers: Sequence[Layer], known: Widths, given: MaxWidth, round_to: int, otherwise: float | None = None
+) -> set[str]:
+    """Set the maximum size of each layer from the argument max_width, rounded down to a multiple of `round_to`.
+
+    Args:
+        layers: the layers.
+        known: all widths of the model.
+        given: the argument.
+        round_to: sizes are multiples of it.
+        otherwise: factor of the initial size for widths without a maximum; None if they have none.
+
+    Returns:
+        The names of the widths whose maximum is `otherwise`.
+    """
     if isinstance(given, Mapping):
         named: dict[str, int | float] = {known[name].name: size for name, size in given.items()}
     else:
         named = {} if given is None else {layer.name: given for layer in layers}
     for layer in layers:
-        limit = named.get(layer.name)
+        limit = named.get(layer.name, otherwise)
         if limit is None or limit == float("inf"):
             continue
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit:
@@ -123,6 +149,7 @@ def set_maximum_sizes(layers: Sequence[Layer], known: Widths, given: MaxWidth, r
                 + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")
             )
         layer.maximum = max(layer.size, layer.maximum // round_to * round_to)
+    return set() if otherwise is None else {layer.name for layer in layers if layer.name not in named}
 
 
 def as_call(example: Example) -> Call:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
 import warnings
 import zlib
@@ -15,7 +17,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from ..candidates.losses import loss_with
-from ..defaults import MAX_INTERVAL
+from ..defaults import FACTOR, MAX_INTERVAL, STRATEGY
 from ..history import Event, History, Observation
 from ..initializations import Neurons
 from ..layer import Layer, StepContext
@@ -24,15 +26,20 @@ from ..passes.ranks import Ranks
 from ..passes.replay import Call
 from ..passes.seen import NotFinite
 from ..passes.taps import Taps
+from ..passes.unused import UnusedLayers
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
 from ..structure.axes import named_tensors, unwrapped
+from ..structure.completing import complete_widths
 from ..structure.fills import FanIn
 from ..structure.modes import ordinary_tensors
-from ..structure.tracing import Example
-from ..structure.widths import Widths, check_supported, known_widths
+from ..structure.reasons import Kind
+from ..structure.tracing import Example, Examples, examples_in
+from ..structure.widths import Width, Widths, check_supported, known_widths, publish
 from ..structure.wrappers import wrappers_of
 from ..surgery.ages import forget, resume
+from ..surgery.attached import attach, leave
+from ..surgery.late import resize_late_layers
 from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
 from ..surgery.plan import Plan, Surgery, check_average, pad_for_growth, plan_neurons
 from ..surgery.reach import fan_ins_of
@@ -40,7 +47,16 @@ from ..surgery.resizing import resize_widths
 from ..triggers import Decision
 from .accumulation import accumulating
 from .budget import affordable, rounded_up, shares
-from .choosing import MaxWidth, as_call, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
+from .choosing import (
+    FROZEN,
+    MaxWidth,
+    as_call,
+    as_example,
+    choose_widths,
+    has_convolutions,
+    make_layers,
+    set_maximum_sizes,
+)
 from .dying import DeadNeurons
 from .overview import overview
 from .schedule import Schedule
@@ -54,10 +70,13 @@ class Grower:
     Args:
         model: the model.
         optimizer: the optimizer that trains the model, or a list of all of them.
-        strategy: a name of `neurogenesis.strategies`, or a `Strategy`.
-        example: an input of the model; by default the first training batch.
+        strategy: a name of `neurogenesis.strategies`, or a `Strategy`. By default `need`, which asks the loss whether
+            new neurons would learn something, and stops by itself.
+        example: an input of the model, or a list of several that together use all layers; by default the first training
+            batch. Layers that it does not use are resized when they are first called.
         max_width: the maximum size of each width: an int (number of neurons), a float (factor of the initial size), or
-            a mapping from names to either; unlimited by default.
+            a mapping from names to either. By default widths are unlimited if the strategy stops by itself or
+            `max_parameters` is given, and otherwise have at most 16 times their initial size.
         max_parameters: the maximum number of parameters of the model; unlimited by default. When it is reached, neurons
             go to the widths that want most of them per parameter.
         round_to: grow widths to multiples of this number, such as 8, which suits hardware.
@@ -78,6 +97,10 @@ class Grower:
             present neurons, as in the paper.
         prune: whether neurons are dropped that have died, so that they give their consumers a constant on the latest
             inputs; see `neurogenesis.growing.dying` for how long they must have been dead.
+        frozen: whether widths grow that have frozen parameters (``requires_grad`` is False). By default frozen parts
+            stay as they are, and their widths are watched as soon as they are unfrozen.
+
+    A model has one grower: a new one for the same model replaces the present one.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -96,9 +119,9 @@ class Grower:
         self,
         model: nn.Module,
         optimizer: Optimizers,
-        strategy: str | Strategy = "north-select",
+        strategy: str | Strategy = STRATEGY,
         *,
-        example: Example | None = None,
+        example: Examples | None = None,
         max_width: MaxWidth = None,
         max_parameters: int | None = None,
         round_to: int = 1,
@@ -112,10 +135,11 @@ class Grower:
         ages: bool = True,
         margin: bool = True,
         prune: bool = False,
+        frozen: bool = False,
     ):
         self.model = unwrapped(model)
         check_supported(self.model, named_tensors(self.model))
-        self.ages, self.margin, self.prune = ages, margin, prune
+        self.ages, self.margin, self.prune, self.frozen = ages, margin, prune, frozen
         self._optimizers = _checked(self.model, optimizer)
         if ema is not None:
             check_average(self.model, ema)
@@ -144,7 +168,12 @@ class Grower:
         self._schedule = Schedule(every)
         self._layers: list[Layer] | None = None
         self._widths: Widths | None = None
-        self._first_call: Call | None = None  # the example, or the first training pass
+        self._calls: list[Call] = []  # the examples, or the first training pass; and passes that used other layers
+        self._frozen_widths: list[Width] = []  # which are watched when they are unfrozen
+        self._unused: UnusedLayers | None = None
+        self._completed: Widths | None = None  # with the layers that have been called since the last step
+        self._limited: set[str] = set()  # widths whose maximum neither the strategy nor the user has set
+        self._attached = True
         self._stepped = False
         self._busy_from: float = 0  # the first step after which there is something to do
         self._warned: set[str] = set()
@@ -154,44 +183,117 @@ class Grower:
         self._dead: DeadNeurons | None = None
         keep_inputs = prune or not self.strategy.uses.isdisjoint({"activations", "trials"})
         wrapper = model if getattr(model, "_orig_mod", None) is self.model else None
-        self._taps = Taps(self.model, self.buffer, self._attach, keep_inputs, self._join, wrapper)
+        self._taps = Taps(
+            self.model, self.buffer, self._attach, keep_inputs, self._join, wrapper, on_failure=self._explain_failure
+        )
         try:
             self._watch_optimizers()
             if example is not None:
                 with ordinary_tensors():
-                    self._taps.begin(as_call(example))
+                    self._taps.begin(list(map(as_call, examples_in(example))))
         except BaseException:
             self.detach()
             raise
+        attach(self.model, self)
 
     # --- setup -------------------------------------------------------------------------------------------
 
-    def _attach(self, call: Call) -> None:
+    def _attach(self, calls: Sequence[Call]) -> None:
         """Find the widths and watch those that can grow; called before the first training pass."""
-        self._widths = known = known_widths(self.model, partial(as_example, self.model, call), tie=self.tie)
-        chosen = choose_widths(known, self.include, self.exclude)
-        layers = make_layers(self.model, self.strategy, chosen, call, self.buffer)
-        set_maximum_sizes(layers, known, self.max_width, self.round_to)
+        self._watch(known_widths(self.model, partial(self._examples, calls), tie=self.tie), calls)
+        if "activations" in self.strategy.trigger.needs and self._layers:
+            self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in self._layers})
+
+    def _examples(self, calls: Sequence[Call]) -> list[Example]:
+        return [as_example(self.model, call) for call in calls]
+
+    def _watch(self, known: Widths, calls: Sequence[Call]) -> None:
+        """Watch the widths that can grow; those that are watched already keep their state."""
+        present = {layer.name: layer for layer in self._layers or ()}
+        allowed = self._allowed_reasons
+        chosen = choose_widths(known, self.include, self.exclude, allowed | FROZEN)
+        frozen = [width for width in chosen if width.obstacle(allowed) is not None]
+        chosen = [width for width in chosen if width not in frozen]
+        layers = make_layers(self.model, self.strategy, chosen, calls, self.buffer) if chosen else []
         for layer in layers:
             layer.ranks = self._taps.ranks
-            if layer.route is not None:
-                self.buffer.watch(layer.name, layer.width, layer.route)
-            self.strategy.trigger.start(layer)
+            old = present.get(layer.name)
+            if old is not None:
+                layer.initial = old.initial
+            if old is not None and [seen.key for seen in old.all_seen] == [seen.key for seen in layer.all_seen]:
+                layer.memory = old.memory
+            else:
+                self.strategy.trigger.start(layer)
+        self._set_maximum_sizes(layers, known)
+        self.buffer.watch({layer.name: (layer.width, layer.route) for layer in layers if layer.route is not None})
         if self._taps.keep_inputs and not has_convolutions(self.model):
-            self.buffer.count_rows(call)
-        self._layers = layers
-        self._first_call = call
+            for call in calls:
+                self.buffer.count_rows(call)
+        self._widths, self._layers, self._calls, self._frozen_widths = known, layers, list(calls), frozen
         if self.prune:
-            self._dead = DeadNeurons(self.model, layers, self.buffer)
-            for name, reason in self._dead.problems.items():
-                self._warn(f"dead neurons of {name} are not dropped: {reason}")
-        if "activations" in self.strategy.trigger.needs:
-            self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in layers})
+            self._watch_dead_neurons(layers)
         self._schedule.start(layer.name for layer in layers)
         watched = [seen for layer in layers if layer.bridge is not None for seen in layer.all_seen]
         self._taps.watch(watched, norms="gradients" in self.strategy.uses)
+        self._watch_unused(known)
         self._check_budget()
         self._prepare_passes()
+        if not layers:
+            reasons = "; ".join(f"{width.name}: {width.obstacle(allowed)}" for width in frozen)
+            self._warn(
+                f"no width can grow as long as parts of the model are frozen ({reasons}): unfreeze them with "
+                "requires_grad_(True), or pass frozen=True"
+            )
+
+    def _watch_again(self, known: Widths) -> None:
+        """Watch other widths than before, in a training that has begun."""
+        self._taps.muted = True
+        try:
+            with torch.enable_grad():
+                self._watch(known, self._calls)
+        finally:
+            self._taps.muted = False
+
+    def _watch_dead_neurons(self, layers: Sequence[Layer]) -> None:
+        before = {} if self._dead is None else self._dead.state()
+        self._dead = DeadNeurons(self.model, layers, self.buffer)
+        self._dead.load(before)
+        for name, reason in self._dead.problems.items():
+            self._warn(f"dead neurons of {name} are not dropped: {reason}")
+
+    def _set_maximum_sizes(self, layers: Sequence[Layer], known: Widths) -> None:
+        endless = not self.strategy.trigger.stops and self.max_parameters is None
+        factor = float(FACTOR) if endless else None
+        self._limited = set_maximum_sizes(layers, known, self.max_width, self.round_to, factor)
+
+    @property
+    def _allowed_reasons(self) -> frozenset[Kind]:
+        """Kinds of reasons not to grow that do not count: uncalled layers are resized when they are called."""
+        # Several processes would have to resize a layer together, though only one may call it; a hook breaks a graph.
+        late = not wrappers_of(self.model) and not self._taps.compiled
+        return frozenset([Kind.PARTLY_FROZEN] * self.frozen + [Kind.NOT_CALLED] * late)
+
+    def _watch_unused(self, known: Widths) -> None:
+        """Notice when a layer is called that no example has used."""
+        if self._unused is not None:
+            self._unused.remove()
+        late = known.structure.not_called if Kind.NOT_CALLED in self._allowed_reasons else ()
+        self._unused = UnusedLayers(self.model, late, self._complete)
+
+    @torch.no_grad()
+    def _complete(self, call: Call) -> None:
+        """Resize a layer that no example has used, which is about to run, and find the widths with it."""
+        assert self._widths is not None
+        known, calls = (self._completed or self._widths).structure, [*self._calls, call.copied()]
+        with ordinary_tensors(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the example does not use")  # which is known
+            with torch.enable_grad():
+                found, resizes = complete_widths(self.model, known, self._examples(calls), self.tie)
+            with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
+                resize_late_layers(surgery, found, known.unused, resizes)
+        self._completed, self._calls = publish(found, self.model), calls
+        self._busy_from = 0
+        self._watch_unused(found)
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -228,7 +330,7 @@ class Grower:
                 "strategy": repr(self.strategy),
                 "seed": self.generator.initial_seed(),
                 "max_width, max_parameters, round_to": (self.max_width, self.max_parameters, self.round_to),
-                "include, exclude, tie": (self.include, self.exclude, self.tie),
+                "include, exclude, tie, frozen": (self.include, self.exclude, self.tie, self.frozen),
                 "buffer": self.buffer.limit,
                 "steps": self.steps,
                 "shapes of parameters": [(name, tuple(own.shape)) for name, own in self.model.named_parameters()],
@@ -237,6 +339,8 @@ class Grower:
         self.buffer.join(ranks)
         for layer in self._layers or ():
             layer.ranks = ranks
+        if self._widths is not None and self._widths.structure.not_called:  # attached before the model was wrapped
+            self._watch_again(self._widths)
         if self.buffer.untrained is not None:  # attached before DistributedDataParallel made the models equal
             self.buffer.untrained = self.buffer.untrained.of_first(ranks)
 
@@ -246,7 +350,7 @@ class Grower:
         Takes the same arguments as the model. The model is not trained on them.
         """
         call = Call.of(args, kwargs).copied()
-        self._taps.begin(call)
+        self._taps.begin([call])
         self.buffer.add(call)
 
     def join(self, *args: Any, **kwargs: Any) -> None:
@@ -297,6 +401,9 @@ class Grower:
             The events of this step, often none: growth and, with `prune`, neurons dropped.
         """
         taps = self._taps
+        if not self._attached:
+            self._warn("the grower is detached, or another one has replaced it: it grows nothing any more")
+            return []
         if self.steps + 1 < self._busy_from and self._stepped and taps.forward_passes:
             self.steps += 1  # nothing else to do, so that it takes no time
             self._stepped, taps.forward_passes, taps.backward_passes = False, 0, 0
@@ -339,6 +446,10 @@ class Grower:
                 "the latest pass before optimizer.step() ran inside no_sync(), so gradients were not averaged over "
                 "processes: no growth at such steps"
             )
+        elif self._completed is not None:
+            self.steps += 1
+            self._watch_again(self._completed)  # what was recorded at this step lacks the layer
+            self._completed = None
         else:
             self.steps += 1
             names = self._schedule.due(self.steps)
@@ -346,6 +457,9 @@ class Grower:
                 events = self._look(due, closure)
             if self._dead is not None:
                 events = events + self._drop(self._dead)
+        if any(width.obstacle(self._allowed_reasons) is None for width in self._frozen_widths):
+            assert self._widths is not None
+            self._watch_again(self._widths)
         taps.clear_records()
         self._prepare_passes()
         self.buffer.clear_activations()
@@ -358,7 +472,8 @@ class Grower:
         growable = {layer.name for layer in self._layers or () if not layer.full}
         self._taps.want(self._schedule.due(self.steps + 1) & growable, eagerly=grown)
         # Before the next look, its passes are prepared.
-        self._busy_from = 0 if grown or self._dead is not None else self._schedule.next_look(growable) - 1
+        busy = grown or self._dead is not None or bool(self._frozen_widths)
+        self._busy_from = 0 if busy else self._schedule.next_look(growable) - 1
 
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         assert self._layers is not None and self._widths is not None
@@ -407,7 +522,7 @@ class Grower:
                 Observation(self.steps, layer.name, layer.size, decision.metric, decision.threshold, decision.count)
             )
             count = rounded_up(decision.count, layer.size, self.round_to, layer.maximum) if decision.count > 0 else 0
-            if count > 0 and (reason := layer.width.reason) is not None:  # frozen or masked since the start
+            if count > 0 and (reason := layer.width.obstacle(self._allowed_reasons)) is not None:  # since the start
                 self._warn(f"{layer.name} does not grow: {reason}", key=f"{layer.name} fixed")
                 count = 0
             if count > 0:
@@ -424,12 +539,23 @@ class Grower:
         if grown:
             self._schedule.reopen()
             self._check_budget()
+            self._warn_about_limit()
         return events
 
     def _check_budget(self) -> None:
         """Mark the layers that cannot grow any more, because the budget has too few parameters left."""
         for layer in self._layers or ():
             layer.out_of_budget = not affordable(self.model, self.max_parameters, layer, self.round_to)
+
+    def _warn_about_limit(self) -> None:
+        """Warn once if a width has stopped only because it has many times its initial size."""
+        reached = [layer.name for layer in self._layers or () if layer.name in self._limited and layer.full]
+        if reached:
+            self._warn(
+                f"{', '.join(reached)} stopped at {FACTOR} times the initial size, as this strategy does not stop by "
+                "itself: set a limit with max_width= or max_parameters= (max_width=math.inf for none), or use 'need'",
+                key="limit",
+            )
 
     def _warn_about_samples(self, asked: Sequence[Layer]) -> None:
         """Warn once if nothing can be measured yet, and once per width that has more neurons than samples."""
@@ -517,6 +643,7 @@ class Grower:
                     changes,
                     generator=self.generator,
                     fan_ins=self._fan_ins(layer) if done else layer.now.fan_ins,  # other widths may have grown since
+                    allowed=self._allowed_reasons,
                 )
                 surgery.apply(plan)
                 done.append(plan)
@@ -564,18 +691,20 @@ class Grower:
             }
             for layer in self._layers or ()
         }
-        first = self._first_call
+        calls = [(call.args, call.kwargs, call.autocast) for call in self._calls]
         return {
             "strategy": repr(self.strategy),
             "steps": self.steps,
             "layers": layers,
             "untrained": None if self.buffer.untrained is None else self.buffer.untrained.state(),
-            "sizes": {width.name: width.size for width in self._widths.growable} if self._widths else {},
+            "sizes": {width.name: width.size for width in self._widths or () if width.fixed is None},
             "generator": self.generator.get_state(),
             "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
             "rank": self._taps.ranks.rank if self.buffer.rank is None else self.buffer.rank,
             "passes": self.buffer.passes,
-            "example": None if first is None else (first.args, first.kwargs, first.autocast),
+            "example": calls[0] if calls else None,
+            "further examples": calls[1:],
+            "resizes": [] if self._widths is None else self._widths.resizes,
             "history": self.history.state_dict(),
             "dead": None if self._dead is None else self._dead.state(),
         }
@@ -590,7 +719,8 @@ class Grower:
             raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
         calls = [Call.from_parts(*call) for call in state["calls"]]
         if self._layers is None and state["layers"]:
-            self._taps.begin(Call.from_parts(*state["example"]))
+            examples = [state["example"], *state.get("further examples", ())]
+            self._taps.begin([Call.from_parts(*each) for each in examples])
         own_names, saved_names = {layer.name for layer in self._layers or ()}, set(state["layers"])
         if own_names != saved_names:
             raise ValueError(
@@ -600,13 +730,14 @@ class Grower:
         if self._widths is not None:  # with arbitrary values: the state of the model is loaded afterwards
             with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
                 resize_widths(surgery, self._widths, state["sizes"], torch.Generator().manual_seed(0))
+            self._widths.resizes = state.get("resizes", self._widths.resizes)
         for layer in self._layers or ():
             saved = state["layers"][layer.name]
             layer.initial = saved["initial"]
             layer.memory = dict(saved["memory"])
             self._schedule.load(layer.name, saved)
         if self._widths is not None:
-            set_maximum_sizes(self._layers or (), self._widths, self.max_width, self.round_to)
+            self._set_maximum_sizes(self._layers or (), self._widths)
         untrained = state["untrained"]
         self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
@@ -629,8 +760,24 @@ class Grower:
             keep_ages: whether young weights remain young, with the hooks on the optimizers that they need, so that the
                 optimizers' state can still be saved or trained with.
         """
+        self._attached = False
+        leave(self.model, self)
         self._taps.remove()
+        if self._unused is not None:
+            self._unused.remove()
         self._leave_optimizers(keep_ages)
+
+    def _explain_failure(self, error: BaseException) -> None:
+        """Add a note to an error about sizes in the model's forward, if the model has been resized since the start."""
+        changed = [
+            f"{layer.name} from {layer.initial} to {layer.size}" for layer in self.layers if layer.size != layer.initial
+        ]
+        if changed and re.search(r"\b(shapes?|sizes?|dimensions?)\b", str(error)) and sys.version_info >= (3, 11):
+            error.add_note(
+                f"neurogenesis has resized {', '.join(changed)}. If this pass uses a layer or a branch that the "
+                "example, or the first batch, did not use, pass inputs that together use all of them: "
+                "Grower(..., example=[...])"
+            )
 
     # --- helpers -----------------------------------------------------------------------------------------
 

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
 
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.modes import ordinary_tensors
-from ..structure.tracing import Example
+from ..structure.tracing import Examples
 from ..structure.widths import Width, widths
+from ..surgery.attached import optimizers_of
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery, plan_shrinkage
-from .choosing import choose_widths
+from .choosing import FROZEN, choose_widths
 
 LEAST = 4  # neurons, where a fraction would be fewer
 
 
 def narrow(
     model: nn.Module,
-    example: Example,
+    example: Examples,
     size: int | float = 1 / 16,
     *,
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
     tie: Sequence[str | Sequence[str]] = (),
     optimizer: Optimizers = None,
+    frozen: bool = False,
 ) -> dict[str, int]:
     r"""Reduce every growable width of an untrained model to a small start, from which a `Grower` can grow it.
 
@@ -35,7 +40,9 @@ def narrow(
 
     .. math:: \sqrt{\text{inputs before} / \text{inputs after}}
 
-    so that their outputs keep their variance, as if the smaller model had been initialized in the same way.
+    so that their outputs keep their variance, as if the smaller model had been initialized in the same way. What a
+    model has learned would be lost: one that has been trained is refused, and one whose weights look trained, such as a
+    pretrained one, is narrowed with a warning. Use `neurogenesis.prune` for these.
 
     Args:
         model: any module, before training.
@@ -46,6 +53,7 @@ def narrow(
         exclude: patterns of widths not to reduce.
         tie: groups of patterns of widths that change together, as in `neurogenesis.widths`.
         optimizer: the optimizer of the model, if it exists already.
+        frozen: whether to reduce widths that have frozen parameters, too.
 
     Returns:
         The new sizes by name.
@@ -60,7 +68,11 @@ def narrow(
     if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < math.inf:
         raise ValueError(f"size: expected a number of neurons, such as 16, or a factor, such as 1 / 16, not {size!r}")
     model = unwrapped(model)
-    chosen = choose_widths(widths(model, example, tie=tie), include, exclude)
+    if (trained := sign_of_training(model, optimizers_of(model, optimizer))) is not None:
+        raise ValueError(f"the model has been trained ({trained}), and narrow() would destroy it: {_INSTEAD}")
+    chosen = choose_widths(widths(model, example, tie=tie), include, exclude, FROZEN if frozen else ())
+    if (name := next(_not_drawn_at_random(model, chosen), None)) is not None:
+        warnings.warn(f"{name} does not look untrained, and narrow() destroys what it knows: {_INSTEAD}", stacklevel=2)
     with ordinary_tensors(), torch.no_grad():
         before = {name: tensor.shape for name, tensor in named_tensors(model).items()}
         with Surgery(model, optimizer) as surgery:
@@ -75,6 +87,50 @@ def narrow(
     for width in chosen:
         width.initial = width.size
     return {width.name: width.size for width in chosen}
+
+
+_INSTEAD = "narrow a new model, or use neurogenesis.prune() to make a trained one smaller"
+_UNLIKELY = 10.0  # standard errors
+
+
+def sign_of_training(model: nn.Module, optimizers: Sequence[Optimizer]) -> str | None:
+    """What shows that a model has been trained; None if nothing does."""
+    parameters = {id(parameter): name for name, parameter in model.named_parameters()}
+    for optimizer in optimizers:
+        for parameter in optimizer.state:
+            if id(parameter) in parameters:
+                return f"its optimizer has made steps with {parameters[id(parameter)]}"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            return f"{name} has a gradient"
+    for path, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.num_batches_tracked is not None and module.num_batches_tracked > 0:
+            return f"{path} has seen {int(module.num_batches_tracked)} batches"
+    return None
+
+
+def _not_drawn_at_random(model: nn.Module, chosen: Sequence[Width]) -> Iterator[str]:
+    """Names of weights whose rows or columns differ in size by more than numbers that are drawn alike."""
+    weights = {name: weight.detach() for name, weight in model.named_parameters() if weight.ndim > 1}
+    for name in dict.fromkeys(axis.tensor for width in chosen for axis in width.axes):
+        if name in weights and max(unevenness(weights[name]), unevenness(weights[name].transpose(0, 1))) > _UNLIKELY:
+            yield name
+
+
+def unevenness(weight: Tensor) -> float:
+    r"""How much the mean squares of the rows of a matrix vary, beyond what independent equal draws do.
+
+    .. math:: \left(\frac{n \operatorname{var}_i (\frac1n \sum_j w_{ij}^2)}{\operatorname{var}_{ij} w_{ij}^2} - 1\right)
+        \sqrt{m / 2}
+
+    for an m x n matrix: about a standard normal number for draws, and large where training has singled out rows.
+    """
+    squares = weight.flatten(1).double().square()
+    spread = squares.var(correction=0)
+    if min(squares.shape) < 2 or not spread > 0:
+        return 0.0
+    ratio = squares.shape[1] * squares.mean(1).var() / spread
+    return float((ratio - 1) * (len(squares) / 2) ** 0.5)
 
 
 def _target(width: Width, size: int | float) -> int:

@@ -21,9 +21,10 @@ from ..structure.modes import ordinary_tensors
 from ..structure.tracing import Example
 from ..structure.weight_norm import weight_of
 from ..structure.widths import Width, Widths, known_widths
+from ..surgery.attached import average_of
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Plan, Surgery, averaged_model, plan_shrinkage
-from .choosing import as_call, as_example, choose_widths
+from .choosing import FROZEN, as_call, as_example, choose_widths
 
 # Neurons are removed by default as long as all of them together lose less than this part of the outputs' variance.
 TOLERANCE = 1e-9
@@ -186,6 +187,7 @@ def prune(
     tie: Sequence[str | Sequence[str]] = (),
     optimizer: Optimizers = None,
     ema: nn.Module | None = None,
+    frozen: bool = False,
 ) -> list[Plan]:
     r"""Remove the neurons that the others explain best, and fold what they explain into the consumers.
 
@@ -211,8 +213,11 @@ def prune(
         include: patterns of widths to prune, as in `Grower`.
         exclude: patterns of widths not to prune.
         tie: groups of patterns of widths that change together, as in `neurogenesis.widths`.
-        optimizer: the optimizers that train the model; their state is cut too.
-        ema: an averaged copy of the model, which is cut too; its own weights take what is folded.
+        optimizer: the optimizers that train the model; their state is cut too. By default those of the `Grower` that is
+            attached to the model.
+        ema: an averaged copy of the model, which is cut too; its own weights take what is folded. By default that of
+            the attached `Grower`.
+        frozen: whether to prune widths that have frozen parameters, too.
 
     Returns:
         The plans that were applied, one for each width that was changed.
@@ -230,7 +235,8 @@ def prune(
         raise ValueError("prune: pass to= or max_parameters=, not both")
     model, calls = unwrapped(model), _as_calls(data)
     known = known_widths(model, partial(as_example, model, calls[0]), tie=tie)
-    sizes = _target_sizes(choose_widths(known, include, exclude), known, to)
+    ema = average_of(model, ema)
+    sizes = _target_sizes(choose_widths(known, include, exclude, FROZEN if frozen else ()), known, to)
     with ordinary_tensors(), torch.no_grad():
         consumers = _measurable(model, sizes, calls[0], named=isinstance(to, Mapping))
         if max_parameters is not None:

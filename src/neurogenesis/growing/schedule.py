@@ -29,7 +29,8 @@ class Schedule:
         self._states: dict[str, _LookState] = {}
 
     def start(self, names: Iterable[str]) -> None:
-        self._states = {name: _LookState() for name in names}
+        """Look at these widths; those that have been looked at go on as they were."""
+        self._states = {name: self._states.get(name) or _LookState() for name in names}
 
     def due(self, step: int) -> frozenset[str]:
         """Names of the widths to look at after a gradient step."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..defaults import STRATEGY
 from ..growing.grower import Grower
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
@@ -65,7 +66,7 @@ class GrowerCallback(Callback):
     If another callback keeps an average of the weights, such as ``EMAWeightAveraging``, that grows too.
 
     Args:
-        strategy: a name of `neurogenesis.strategies`, or a `Strategy`.
+        strategy: a name of `neurogenesis.strategies`, or a `Strategy`; `need` by default.
         module: path of the submodule to grow, such as ``"net"``; ``""`` is the whole LightningModule. By default it is
             the one module that ``training_step`` calls: the LightningModule itself, by ``self(x)``, or one of its
             submodules, by ``self.net(x)``. Names of widths are relative to it.
@@ -77,10 +78,10 @@ class GrowerCallback(Callback):
     Example:
         >>> import lightning as L, neurogenesis as ng
         >>> from neurogenesis.integrations.lightning import GrowerCallback
-        >>> trainer = L.Trainer(callbacks=[GrowerCallback("north-select", max_width=2.0)], logger=False)
+        >>> trainer = L.Trainer(callbacks=[GrowerCallback(max_parameters=1_000_000)], logger=False)
     """
 
-    def __init__(self, strategy: str | Strategy = "north-select", *, module: str | None = None, **options: Any):
+    def __init__(self, strategy: str | Strategy = STRATEGY, *, module: str | None = None, **options: Any):
         super().__init__()
         known = set(inspect.signature(Grower).parameters) - {"model", "optimizer", "strategy"}
         if unknown := sorted(options.keys() - known):

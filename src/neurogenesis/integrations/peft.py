@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Adapters:
     """The extension for models with adapters: ranks of LoRA can be resized, other sizes inside adapters cannot."""
 
     def limit(self, model: nn.Module, structure: Structure) -> None:
-        """Fix the sizes inside adapters whose layers or configs could not follow."""
+        """Fix the sizes inside adapters whose layers or configs could not follow; no other layer has these sizes."""
         layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)}
         owners = {name: _owner(name, layers) for name in structure.axes}
         atoms = {name: {leaf for term in terms for leaf in leaves(term)} for name, terms in structure.axes.items()}
@@ -44,9 +44,23 @@ class Adapters:
         for name, owner in owners.items():
             if owner is not None:
                 path, adapter = owner
+                structure.complete |= atoms[name] - outside
                 reason = _why_fixed(layers[path], adapter, configs.get((path, adapter)))
                 for atom in atoms[name] - outside if reason else ():
                     fix(atom, Reason(f"{reason} ({path})", Kind.ADAPTER))
+
+    def idle(self, model: nn.Module) -> Container[str]:
+        """The tensors of adapters that are not active, and of modules that others are trained in place of."""
+        layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)}
+        owners = {name: _owner(name, layers) for name, _ in model.named_parameters()}
+        found = {name for name, own in owners.items() if own and own[1] not in layers[own[0]].active_adapters}
+        for path, module in model.named_modules():
+            if isinstance(module, ModulesToSaveWrapper):
+                kinds = {f"{path}.modules_to_save.{each}." for each in module.modules_to_save}
+                used = {f"{path}.modules_to_save.{each}." for each in module.active_adapters} & kinds
+                idle = tuple(kinds - used) + ((f"{path}.original_module.",) if used else ())
+                found |= {name for name in owners if name.startswith(idle)}
+        return found
 
     def follow(self, model: nn.Module) -> Sequence[FollowRanks]:
         """One operation for each model with adapters inside a model."""

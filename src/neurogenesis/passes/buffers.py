@@ -242,9 +242,9 @@ class Buffer:
             if (rows := Rows.of(positions, call)) != Rows():
                 self._rows[name] = rows
 
-    def watch(self, name: str, width: Width, route: Route) -> None:
-        """Make the activations of a width available under a name."""
-        self._watched[name] = width, route
+    def watch(self, widths: Mapping[str, tuple[Width, Route]]) -> None:
+        """Make the activations of widths available under names, in place of those that have been."""
+        self._watched = dict(widths)
 
     def drop_overwritten(self) -> bool:
         """Drop inputs that were modified in place; returns whether that removed all of them."""

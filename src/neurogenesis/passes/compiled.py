@@ -112,6 +112,15 @@ class EagerPasses:
         return places
 
     @property
+    def compiled(self) -> bool:
+        """Whether the user compiles the model, or a module inside it."""
+        others = [module for module in self._model.modules() if module is not self._model]
+        inside = any(isinstance(each, OptimizedModule) or vars(each).get(_METHOD) is not None for each in others)
+        present = vars(self._model).get(_METHOD)
+        itself = present is not None and _USUAL.get(present, present) is not None
+        return self._wrapper is not None or inside or itself
+
+    @property
     def bypassed(self) -> bool:
         """Whether the model was compiled while its training passes are to run eagerly."""
         return any(gate.bypassed for gate in self._gates)

@@ -6,6 +6,7 @@ removed completely.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,20 +31,22 @@ class Taps:
     Args:
         model: the model.
         buffer: stores the inputs of training passes.
-        on_first_call: called once before the first training pass, with its arguments.
+        on_first_call: called once before the first training pass, with its arguments, or with the given examples.
         keep_inputs: whether to store the inputs of every pass in the buffer.
         on_ranks: called in the first pass that runs in several processes, and whenever these change.
         wrapper: what `torch.compile` made of the model, if the user calls that.
+        on_failure: called with the error if a pass of the model fails.
     """
 
     def __init__(
         self,
         model: nn.Module,
         buffer: Buffer,
-        on_first_call: Callable[[Call], None] | None = None,
+        on_first_call: Callable[[Sequence[Call]], None] | None = None,
         keep_inputs: bool = True,
         on_ranks: Callable[[Ranks], None] | None = None,
         wrapper: nn.Module | None = None,
+        on_failure: Callable[[BaseException], None] = lambda _: None,
     ):
         self.model, self.buffer, self.keep_inputs = model, buffer, keep_inputs
         self.forward_passes = 0  # training passes since the last step
@@ -54,6 +57,7 @@ class Taps:
         self.ranks = ALONE  # the processes that train the model together
         self.synchronized = True  # whether the gradients of the latest pass are averaged over them
         self._on_ranks = on_ranks
+        self._on_failure = on_failure
         self._on_first_call = on_first_call
         self._call: Call | None = None
         self.wanted: frozenset[str] = frozenset()  # widths whose gradients are needed at the next step
@@ -64,6 +68,7 @@ class Taps:
         self._inputs: dict[tuple[str, ...], Tensor] = {}
         self._points: list[tuple[nn.Module, Any, Callable[[Tensor], None]]] = []  # where inputs and outputs are read
         self._point_handles: list[Any] = []
+        self._gradient_handles: list[Any] = []
         self._pass_hooks = [PassHook(self._before_forward, observer=self), PassHook(self._after_forward)]
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._pass_hooks[0], with_kwargs=True),
@@ -73,8 +78,14 @@ class Taps:
         self.run_eagerly(True)  # to find the widths before the first pass
 
     def watch(self, widths: Sequence[Seen], norms: bool = True) -> None:
-        """Record the inputs and gradients of widths and, if `norms`, the norms of their parameters' gradients."""
+        """Record the inputs and gradients of widths and, if `norms`, the norms of their parameters' gradients.
+
+        They replace those that have been recorded so far.
+        """
         self._watched = widths
+        self._points.clear()
+        _remove(self._point_handles)
+        _remove(self._gradient_handles)
         for seen in widths:
             route = seen.route
             producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
@@ -121,6 +132,11 @@ class Taps:
         self._eager_passes.switch(eager)
 
     @property
+    def compiled(self) -> bool:
+        """Whether the user compiles the model, or modules inside it."""
+        return self._eager_passes.compiled
+
+    @property
     def eager(self) -> bool:
         """Whether the next training passes run eagerly."""
         return self._pass_hooks[0].eager
@@ -134,15 +150,15 @@ class Taps:
                 seen.add_gradient(role, axis, parameter.grad, alone=self.ranks is ALONE)
 
         if parameter.requires_grad:
-            self._handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
+            self._gradient_handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
 
-    def begin(self, call: Call) -> None:
+    def begin(self, calls: Sequence[Call]) -> None:
         """Run `on_first_call` if it has not run yet."""
         if self._on_first_call is not None:
             self.muted = True
             try:
                 with torch.enable_grad():
-                    self._on_first_call(call)
+                    self._on_first_call(calls)
             finally:
                 self.muted = False
             self._on_first_call = None
@@ -176,7 +192,7 @@ class Taps:
             call = Call.of(args, kwargs)
             if self.buffer.inputs_overwritten:  # the model or the caller reuses its inputs: keep copies
                 call = call.copied()
-            self.begin(call)
+            self.begin([call])
             self._call = call
             if self.keep_inputs:
                 self.buffer.add(call)
@@ -210,6 +226,8 @@ class Taps:
                 self._on_ranks(ranks)
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        if output is None and (error := sys.exc_info()[1]) is not None and not is_internal_run(module):
+            self._on_failure(error)
         if module is self.model and self.recording and not self.muted and not is_internal_run(module):
             self.recording = False
             self._inputs.clear()
@@ -254,6 +272,7 @@ class Taps:
     def remove(self) -> None:
         _remove(self._handles)
         _remove(self._point_handles)
+        _remove(self._gradient_handles)
         self.run_eagerly(False)
         self._points.clear()
         self.muted, self._call = True, None

@@ -98,6 +98,11 @@ class Structure:
         self.outdated: str | None = None  # why it no longer describes the model
         self.buffers = frozenset(name for name, _ in model.named_buffers())
         self.masks: set[str] = set()  # buffers that weights are multiplied by
+        self.unused: frozenset[str] = frozenset()  # parameters and buffers that no example uses
+        self.not_called: frozenset[str] = frozenset()  # parameters of modules that no example calls
+        self.resizes: list[tuple[Atom, int | list[int]]] = []  # neurons added or removed, if something is unused
+        self.held: dict[Atom, Reason] = {}  # widths that these may be connected to
+        self.complete: set[Atom] = set()  # sizes that they cannot be connected to
         self._model = weakref.ref(model)
         self.roles: dict[tuple[str, int], tuple[Role, Fill]] = {}
         self.attributes: list[Attribute] = []
@@ -219,17 +224,15 @@ class Structure:
                 fill = ONE if _is_binary(rows) else MEAN
         return new_values(tensor, axis, positions.numel(), fill, generator, fan_in)
 
-    def current_reason(self, atom: Atom) -> Reason | None:
-        """Why a width cannot grow given the current state of parameters and buffers; None if it can."""
+    def current_reasons(self, atom: Atom) -> Iterator[Reason]:
+        """Why a width should not grow given the current state of parameters and buffers."""
+        if atom in self.held:
+            yield self.held[atom]
         model = self._model()
         if model is None:
-            return None
-        consumers = [name for name, axis in self.places[atom] if self.role(name, axis)[0] == "consumer"]
-        trained = [name for name in consumers if self._tensor(name).requires_grad]
-        if consumers and not trained and any(parameter.requires_grad for parameter in model.parameters()):
-            names = ", ".join(dict.fromkeys(map(layer_of, consumers)))
-            text = f"its consumer {names} is frozen (requires_grad is False), so new neurons could not be trained"
-            return Reason(text, Kind.FROZEN)
+            return
+        if any(parameter.requires_grad for parameter in model.parameters()):  # else frozen for the time being
+            yield from self._frozen_parts(atom)
         for name, axis in self.places[atom]:
             if self._is_untrained(name, axis) and name not in self.masks:
                 rows = self._rows(atom, name, axis, self._tensor(name))
@@ -237,8 +240,20 @@ class Structure:
                 if (discrete or _is_binary(rows)) and _common_row(rows) is None:
                     kind = str(rows.dtype).removeprefix("torch.")
                     text = f"{name} ({kind}) differs between neurons, so there is no default value for new ones"
-                    return Reason(text, Kind.DIFFERS)
-        return None
+                    yield Reason(text, Kind.DIFFERS)
+
+    def _frozen_parts(self, atom: Atom) -> Iterator[Reason]:
+        consumers = [name for name, axis in self.places[atom] if self.role(name, axis)[0] == "consumer"]
+        if consumers and not any(self._tensor(name).requires_grad for name in consumers):
+            names = ", ".join(dict.fromkeys(map(layer_of, consumers)))
+            text = f"its consumer {names} is frozen (requires_grad is False), so new neurons could not be trained"
+            yield Reason(text, Kind.FROZEN)
+        parameters = dict.fromkeys(name for name, _ in self.places[atom] if name not in self.buffers)
+        frozen = [name for name in parameters if not self._tensor(name).requires_grad]
+        if frozen:
+            more = f" and {len(frozen) - 2} more" if len(frozen) > 2 else ""
+            text = f"{', '.join(frozen[:2])}{more} would be resized, but is frozen (requires_grad is False)"
+            yield Reason(text, Kind.PARTLY_FROZEN)
 
     def _tensor(self, name: str) -> Tensor:
         model = self._model()

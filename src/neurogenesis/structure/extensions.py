@@ -5,7 +5,7 @@ An extension knows the layers of one library. The module that registers it is im
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from importlib import import_module
 from typing import Protocol
 
@@ -29,7 +29,10 @@ class Extension(Protocol):
     """What the library must know of another library's layers."""
 
     def limit(self, model: nn.Module, structure: Structure) -> None:
-        """Fix sizes that operations would allow to change; called when widths are found."""
+        """Fix sizes that operations would allow to change, and add to `structure.complete`; called to find widths."""
+
+    def idle(self, model: nn.Module) -> Container[str]:
+        """Names of parameters that no input uses as long as they are not switched on."""
 
     def follow(self, model: nn.Module) -> Sequence[Operation]:
         """Operations that are applied after each resize of a model's tensors, and reverted with it."""

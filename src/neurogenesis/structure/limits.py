@@ -7,6 +7,7 @@ from collections.abc import Container, Mapping
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm
 
 from .axes import Structure, layer_of
@@ -104,6 +105,33 @@ def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
             fix(atom, Reason("not consumed by any layer", Kind.NOT_CONSUMED))
         elif not trained[atom]:
             fix(atom, Reason("consumed only by buffers, which are not trained", Kind.ONLY_BUFFERS))
+
+
+def hold_unused(structure: Structure, model: nn.Module) -> None:
+    """Hold the widths that layers which no example uses may be connected to.
+
+    Such a layer may read a width of any size up to its own, alone, flattened or concatenated with others.
+    """
+    parameters = [name for name, _ in model.named_parameters() if name in structure.unused]
+    lengths = {name: _largest_axis(model, name) for name in parameters}
+    for atom in (each for each in growable_atoms(structure) if each not in structure.complete):
+        if fitting := [name for name, length in lengths.items() if length >= atom.size]:
+            nearest = min(fitting, key=lambda name: (lengths[name] % atom.size, lengths[name]))
+            text = f"{layer_of(nearest)} is not used by the example and may be connected to it"
+            called = not structure.not_called.issuperset(fitting)
+            structure.held[atom] = Reason(text, Kind.UNUSED if called else Kind.NOT_CALLED)
+
+
+def _largest_axis(model: nn.Module, name: str) -> int:
+    """The largest axis of a parameter that may belong to a width: no vocabulary, no kernel size."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    shape = getattr(module, leaf).shape
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        shape = shape[1:]
+    elif isinstance(module, _ConvNd):
+        shape = shape[:2]
+    return max(shape, default=0)
 
 
 def _repeated_factors(term: Term) -> list[Atom]:

@@ -57,13 +57,13 @@ def _fixed_shape(operation: str, where: str) -> Reason:
 
 def attempt_growth(
     model: nn.Module,
-    example: Example,
+    examples: Sequence[Example],
     structure: Structure,
     perturb: Callable[[], dict[str, Tensor]],
-    outputs: Mapping[bool, Any],
+    outputs: Mapping[tuple[int, bool], Any],
     grown: Sequence[Atom],
 ) -> None:
-    """Run the model with the given atoms grown; raise if it fails or if outputs change in either mode."""
+    """Run the model with the given atoms grown; raise if it fails or if outputs change, in any example and mode."""
     current, parameters = perturb(), dict(model.named_parameters())
     generator = torch.Generator().manual_seed(0)
     sizes: dict[Atom, int] = {}
@@ -81,10 +81,10 @@ def attempt_growth(
     try:
         for path, name, value in attributes:
             setattr(modules[path], name, value)
-        for training, expected in outputs.items():
+        for (number, training), expected in outputs.items():
             copies = with_copied_buffers(current, parameters)
             tracer = Tracer(model, copies, axes, strict=True)
-            check_equal_outputs(expected, trace(model, example, tracer, copies, training))
+            check_equal_outputs(expected, trace(model, examples[number], tracer, copies, training))
     except Rejected as rejected:
         rejected.atoms = [originals[id(atom)] for atom in rejected.atoms]
         raise

@@ -39,6 +39,16 @@ from .rules.taught import is_taught, module_rule
 from .terms import Atom, Conflict, Term, fix, leaves, size, unify
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+Examples = Example | list[Example]
+
+
+def examples_in(given: Examples) -> list[Example]:
+    """One or several examples, as a list."""
+    if not isinstance(given, list):
+        return [given]
+    if not given:
+        raise ValueError("example: the list is empty: pass inputs that together use all layers of the model")
+    return given
 
 
 class Rejected(Exception):
@@ -146,6 +156,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         }
         self.names = {id(tensor): name for name, tensor in tensors.items()}
         self.used: set[str] = set()
+        self.called: set[nn.Module] = {model}
         self.labels = WeakTensorKeyDictionary()
         self.frames = [_Frame(model, "")]
         self.roles: list[RoleRecord] = []
@@ -177,6 +188,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of all modules."""
         path = self.paths.get(module, self.frames[-1].path)
+        self.called.add(module)
         self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None))
         if args and isinstance(args[0], Tensor) and module not in self._reached:
             if self.label(args[0]).static:

@@ -33,19 +33,36 @@ class StructureUpdate:
 
     def __init__(self, model: nn.Module, width: str, edits: Sequence[Edit], change: int):
         self.model, self.width, self.edits, self.change = unwrapped(model), width, edits, change
-        self.resized: list[Atom] = []
+        self.resized: list[tuple[Atom, int]] = []
         self.outdated: list[Structure] = []
+        self.logged: list[tuple[Structure, list[tuple[Atom, int | list[int]]]]] = []
 
     def apply(self) -> None:
         live = [each for each in _LIVE.get(self.model, ()) if each.outdated is None and _fits(each, self.edits)]
+        unused = [each for each in live if all(edit.tensor in each.unused for edit in self.edits)]
+        live = [each for each in live if each not in unused]
         resized = [(each, _resized(each, self.edits, self.change)) for each in live]
         reference = next(((each, atom) for each, atom in resized if atom is not None), None)
         # Compute all parts before resizing any atom: they depend on the current sizes.
         parts = [None if reference is None else _parts(each, *reference) for each in live]
-        self.resized = [atom for own in parts for atom in own or ()]
+        self.resized = [(atom, self.change) for own in parts for atom in own or ()]
+        # What no example uses is part of no width: its axes stand for themselves.
+        self.resized += [
+            (atom, edit.change)
+            for each in unused
+            for edit in self.edits
+            for atom in leaves(each.axes[edit.tensor][edit.axis])
+        ]
         self.outdated = [each for each, own in zip(live, parts, strict=True) if own is None]
-        for atom in self.resized:
-            atom.size += self.change
+        self.logged = [
+            (each, [(atom, _change(each, atom, self.edits, self.change)) for atom in own or ()])
+            for each, own in zip(live, parts, strict=True)
+            if each.unused
+        ]
+        for each, resizes in self.logged:
+            each.resizes += resizes
+        for atom, change in self.resized:
+            atom.size += change
         for each in self.outdated:
             each.outdated = (
                 f"{self.width} was resized under other ties than those of this Widths or Grower: call "
@@ -53,13 +70,23 @@ class StructureUpdate:
             )
 
     def revert(self) -> None:
-        for atom in self.resized:
-            atom.size -= self.change
+        for each, resizes in self.logged:
+            del each.resizes[len(each.resizes) - len(resizes) :]
+        for atom, change in self.resized:
+            atom.size -= change
         for each in self.outdated:
             each.outdated = None
 
     def commit(self) -> None:
         pass
+
+
+def _change(structure: Structure, atom: Atom, edits: Sequence[Edit], change: int) -> int | list[int]:
+    """The number of neurons that edits append to a width, or the indices of those that they remove."""
+    if change > 0:
+        return change
+    edit = next(each for each in edits if (each.tensor, each.axis) in structure.places[atom])
+    return sorted(set(owners(structure.axes[edit.tensor][edit.axis], atom)[edit.positions].tolist()))
 
 
 def _fits(structure: Structure, edits: Sequence[Edit]) -> bool:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,13 +24,13 @@ from torch.nn.parameter import is_lazy
 from .axes import Axis, Structure, layer_of, named_tensors, unwrapped
 from .extensions import extensions
 from .fills import FanIn
-from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, tie_widths
+from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, hold_unused, tie_widths
 from .modes import ordinary_tensors
 from .reasons import Kind, Reason
 from .rehearsal import attempt_growth, perturbed, rehearse, with_copied_buffers
 from .rules import Axes, RuleError
 from .terms import Atom, Product, Sum, Term, fix, leaves, positions_of, resolve, size
-from .tracing import Example, Rejected, Tracer, tensors_in, trace
+from .tracing import Example, Examples, Rejected, Tracer, examples_in, tensors_in, trace
 from .updates import register
 
 _LAST_WIDTHS: WeakKeyDictionary[nn.Module, Widths] = WeakKeyDictionary()
@@ -75,7 +76,13 @@ class Width:
     @property
     def why(self) -> Reason | None:
         """The reason why the width cannot grow now, with its kind; None if it can."""
-        return self._fixed or self.structure.current_reason(self.atom)
+        return self.obstacle()
+
+    def obstacle(self, allowed: Container[Kind] = ()) -> Reason | None:
+        """The reason why the width cannot grow now, apart from those of kinds that do not matter; None if it can."""
+        if (fixed := self._fixed) is not None:
+            return fixed
+        return next((each for each in self.structure.current_reasons(self.atom) if each.kind not in allowed), None)
 
     @property
     def fixed(self) -> str | None:
@@ -198,6 +205,16 @@ class Widths:
     def growable(self) -> list[Width]:
         return [width for width in self if width.growable]
 
+    @property
+    def resizes(self) -> list[tuple[str, int | list[int]]]:
+        """Neurons that have been added to widths, or the indices of those removed, in a model with unused layers."""
+        names = {width.atom: width.name for width in self if width.fixed is None}
+        return [(names[atom], change) for atom, change in self.structure.resizes]
+
+    @resizes.setter
+    def resizes(self, saved: Sequence[tuple[str, int | list[int]]]) -> None:
+        self.structure.resizes = [(self[name].atom, change) for name, change in saved]
+
     def differs_from(self, model: nn.Module) -> str | None:
         """What has changed in the model since its widths were found, other than by growing or shrinking."""
         return self.structure.differs_from(model)
@@ -219,7 +236,7 @@ def _join_names(axes: Sequence[Axis]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
-def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[str]] = ()) -> Widths:
+def widths(model: nn.Module, example: Examples, *, tie: Sequence[str | Sequence[str]] = ()) -> Widths:
     """Find every width of a model from one example input.
 
     The model is run in evaluation and in training mode to label the axes of all tensors, and again with every
@@ -227,7 +244,8 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
 
     Args:
         model: any module.
-        example: an input the model accepts: a tensor, a tuple of arguments or a dict of keyword arguments.
+        example: an input the model accepts: a tensor, a tuple of arguments or a dict of keyword arguments. Or a list of
+            several, which together use all layers.
         tie: groups of patterns such as ``[["layer1.*"]]``; widths whose producers match a pattern of the same group
             grow together. They must have the same size.
 
@@ -238,11 +256,18 @@ def widths(model: nn.Module, example: Example, *, tie: Sequence[str | Sequence[s
         Width('0', size=8, growable)
     """
     with ordinary_tensors():
-        return _find_widths(unwrapped(model), example, tie)
+        found = find_widths(unwrapped(model), examples_in(example), tie)
+    return publish(found, unwrapped(model))
 
 
-def _find_widths(model: nn.Module, example: Example, tie: Sequence[str | Sequence[str]]) -> Widths:
-    tensors = named_tensors(model)
+def find_widths(
+    model: nn.Module,
+    examples: Sequence[Example],
+    tie: Sequence[str | Sequence[str]] = (),
+    shapes: Mapping[str, Tensor] | None = None,
+) -> Widths:
+    """The widths of a model, which is run with tensors of other shapes in place of its own if these are given."""
+    tensors = named_tensors(model) if shapes is None else dict(shapes)
     check_supported(model, tensors)
     parameters = dict(model.named_parameters())
     axes: dict[str, Axes] = {name: [Atom(n) for n in tensor.shape] for name, tensor in tensors.items()}
@@ -250,13 +275,14 @@ def _find_widths(model: nn.Module, example: Example, tie: Sequence[str | Sequenc
     perturb = partial(perturbed, tensors, parameters)
     base = perturb()
     operations: dict[Any, list[tuple[str, Axes]]] = {}
-    outputs: dict[bool, Any] = {}
+    outputs: dict[tuple[int, bool], Any] = {}
     used: set[str] = set()
-    for training in (False, True):
+    called: set[nn.Module] = set()
+    for number, training in product(range(len(examples)), (False, True)):
         copies = with_copied_buffers(base, parameters)
         tracer = Tracer(model, copies, axes, strict=False)
         try:
-            outputs[training] = trace(model, example, tracer, copies, training)
+            outputs[number, training] = trace(model, examples[number], tracer, copies, training)
         except RuleError:
             raise
         except Exception as error:
@@ -265,32 +291,51 @@ def _find_widths(model: nn.Module, example: Example, tie: Sequence[str | Sequenc
             if not training:
                 raise ValueError(f"the model rejects the example: {message}") from cause
             _warn(f"the model fails in training mode on this example ({message}): layers used only then are ignored")
-            break
-        for tensor in tensors_in(outputs[training]):
+            continue
+        for tensor in tensors_in(outputs[number, training]):
             for term in tracer.label(tensor).axes:
                 fix(term, Reason("a size of the model's output", Kind.BOUNDARY))
         for key, seen in tracer.operations.items():
             operations.setdefault(key, []).extend(seen)
         structure.add(tracer, copies)
         used |= tracer.used
+        called |= tracer.called
     if next(tensors_in(outputs), None) is None:
         raise ValueError("the model's output holds no tensor: return tensors, or tuples, lists or dicts of tensors")
-    if unused := [name for name in parameters if name not in used]:
+    structure.unused = frozenset(name for name in tensors if name not in used)
+    unused = [name for name in parameters if name not in used]
+    structure.not_called = frozenset(name for name in unused if _can_be_called(model, name, called))
+    idle = [each.idle(model) for each in extensions(model)]
+    unused = [name for name in unused if not any(name in names for names in idle)]
+    if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-        _warn(f"the example does not use {', '.join(unused[:3])}{more}: widths there cannot be found")
+        names = f"{', '.join(unused[:3])}{more}"
+        remedy = "pass a list of inputs that together use all layers, as example=[...]"
+        _warn(f"the example does not use {names}: widths there cannot be found; if other inputs do, {remedy}")
     fix_modules(model, axes)
     fix_parametrized(model, axes)
-    fix_shared(tensors, axes)
+    fix_shared(named_tensors(model), axes)
     fix_by_role(structure, parameters)
     for extension in extensions(model):
         extension.limit(model, structure)
     for group in tie:
         tie_widths(structure, [group] if isinstance(group, str) else list(group))
     del base, copies, tracer  # free memory for the grown copy
-    rehearse(structure, operations, partial(attempt_growth, model, example, structure, perturb, outputs))
-    found = Widths(_named_widths(structure), structure)
+    rehearse(structure, operations, partial(attempt_growth, model, examples, structure, perturb, outputs))
+    hold_unused(structure, model)
+    return Widths(_named_widths(structure), structure)
+
+
+def _can_be_called(model: nn.Module, parameter: str, called: Container[nn.Module]) -> bool:
+    """Whether a parameter belongs to a module that is still to be called, unlike a list of parameters."""
+    owner = model.get_submodule(parameter.rpartition(".")[0])
+    return owner not in called and not isinstance(owner, (nn.ParameterList, nn.ParameterDict))
+
+
+def publish(found: Widths, model: nn.Module) -> Widths:
+    """Make widths the known ones of a model, and keep their sizes current from now on."""
     _LAST_WIDTHS[model] = found
-    register(structure, model)
+    register(found.structure, model)
     return found
 
 
@@ -304,7 +349,7 @@ def last_widths(model: nn.Module) -> Widths | None:
 
 
 def known_widths(
-    model: nn.Module, example: Example | Callable[[], Example] | None, *, tie: Sequence[str | Sequence[str]] = ()
+    model: nn.Module, example: Examples | Callable[[], Examples] | None, *, tie: Sequence[str | Sequence[str]] = ()
 ) -> Widths:
     """The widths of a model as the last search found them; found anew for ties, or if the model has changed since.
 
@@ -320,7 +365,7 @@ def known_widths(
     return widths(model, example_for(example, problem), tie=tie)
 
 
-def example_for(example: Example | Callable[[], Example] | None, problem: str | None) -> Example:
+def example_for(example: Examples | Callable[[], Examples] | None, problem: str | None) -> Examples:
     """The example with which widths must be found because of a problem; raises ValueError if it is None."""
     if example is None:
         raise ValueError(f"{problem}: call widths(model, example) first, or pass example=")

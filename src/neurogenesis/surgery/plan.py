@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
@@ -24,13 +24,15 @@ from ..structure.extensions import Operation, extensions
 from ..structure.fills import FanIn
 from ..structure.memory import shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
-from ..structure.tracing import Example
+from ..structure.reasons import Kind
+from ..structure.tracing import Examples
 from ..structure.updates import StructureUpdate, belongs
 from ..structure.widths import Width, example_for, known_widths, widths
 from ..structure.wrappers import rebuild_reducers
 from .ages import add_hooks, release_memory
+from .attached import average_of, optimizers_of
 from .operations import ResizeTensor, SetAttribute
-from .optimizer_state import Optimizers, as_list, check_optimizers, state_edits
+from .optimizer_state import Optimizers, check_optimizers, state_edits
 from .recompiling import renew_recompile_limits
 
 # New values by parameter name, stacked along the axis that grows; other parameters get their defaults. If a parameter
@@ -70,13 +72,14 @@ class Plan:
     def check(self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None) -> None:
         """Raise an error unless the plan can be applied; changes nothing."""
         with ordinary_tensors():
-            self._operations(model, as_list(optimizer), ema)
+            self._operations(model, optimizers_of(model, optimizer), average_of(model, ema))
 
     def apply(
         self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None, *, ages: bool = True
     ) -> None:
         """Apply the plan to the model, the optimizers' state and an averaged copy of the model.
 
+        By default the optimizers and the averaged copy are those of the `Grower` that is attached to the model.
         With `ages`, optimizers use bias corrections for the age of new weights (see `neurogenesis.ages`).
         """
         with Surgery(model, optimizer, ema, ages=ages) as surgery:
@@ -135,13 +138,15 @@ def check_average(model: nn.Module, ema: nn.Module) -> None:
 class Surgery:
     """Apply several plans in sequence, atomically; each is made for the model that the previous one left.
 
-    Use it as a context manager: an exception inside reverts all plans.
+    Use it as a context manager: an exception inside reverts all plans. Optimizers and average are by default those of
+    what is attached to the model.
     """
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None, *, ages: bool = True
     ):
-        self.model, self.optimizers, self.ema, self.ages = model, as_list(optimizer), ema, ages
+        self.model, self.ages = model, ages
+        self.optimizers, self.ema = optimizers_of(model, optimizer), average_of(model, ema)
         self._grown = False
         self._applied: list[Operation] = []
 
@@ -180,15 +185,23 @@ _CHANGED = "the model has changed since the plan was made"
 
 
 def find_growable(
-    model: nn.Module, width: str | Width, count: int, example: Example | None = None
+    model: nn.Module,
+    width: str | Width,
+    count: int,
+    example: Examples | None = None,
+    allowed: Container[Kind] = (),
 ) -> tuple[Width, int]:
-    """Look up a width and check that it can grow by `count` neurons; return both."""
+    """Look up a width and check that it can grow by `count` neurons; return both.
+
+    Reasons of the kinds in `allowed` do not count.
+    """
     found = _find_width(model, width, example)
     count = _as_integer(count, found.name, "the number of new neurons")
     if count < 1:
         raise ValueError(f"{found.name}: the number of new neurons must be positive, not {count}")
-    if found.reason is not None:
-        raise ValueError(f"{found.name} cannot grow: {found.reason}")
+    if (why := found.obstacle(allowed)) is not None:
+        remedy = "" if why.kind.remedy is None else f": {why.kind.remedy}"
+        raise ValueError(f"{found.name} cannot grow: {why}{remedy}")
     return found, count
 
 
@@ -201,6 +214,7 @@ def plan_neurons(
     *,
     generator: torch.Generator | None = None,
     fan_ins: Mapping[str, FanIn] | None = None,
+    allowed: Container[Kind] = (),
 ) -> Plan:
     """Plan to append neurons to a width of a model whose widths are known.
 
@@ -212,9 +226,10 @@ def plan_neurons(
         changes: tensors to add to existing parameters of the width, by name.
         generator: random generator for new weights; torch's global one by default.
         fan_ins: norm and balance of random fan-ins by parameter; by default the mean norm of the existing ones.
+        allowed: kinds of reasons not to grow that do not count.
     """
     model = unwrapped(model)
-    found, count = find_growable(model, width, count)
+    found, count = find_growable(model, width, count, allowed=allowed)
     tensors, given = named_tensors(model), dict(values or {})
     with ordinary_tensors():
         edits = found.structure.edits(found.atom, count, tensors, generator, fan_ins)
@@ -233,7 +248,7 @@ def plan_shrinkage(
     changes: Mapping[str, Tensor] | None = None,
     *,
     averaged: Mapping[str, Tensor] | None = None,
-    example: Example | None = None,
+    example: Examples | None = None,
 ) -> Plan:
     """Plan to remove neurons from a width.
 
@@ -275,7 +290,7 @@ def shrink(
     *,
     optimizer: Optimizers = None,
     ema: nn.Module | None = None,
-    example: Example | None = None,
+    example: Examples | None = None,
 ) -> Plan:
     """Remove the neurons with the given indices from a width.
 
@@ -288,12 +303,15 @@ def shrink(
         >>> model[0].weight.shape, model[2].in_features
         (torch.Size([6, 4]), 6)
     """
-    plan = plan_shrinkage(model, width, neurons, example=example)
+    found = _find_width(unwrapped(model), width, example)
+    if found.fixed is None and (why := found.structure.held.get(found.atom)) is not None:
+        raise ValueError(f"{found.name} cannot shrink: {why}: {why.kind.remedy}")
+    plan = plan_shrinkage(model, found, neurons)
     plan.apply(model, optimizer, ema)
     return plan
 
 
-def _find_width(model: nn.Module, width: str | Width, example: Example | None) -> Width:
+def _find_width(model: nn.Module, width: str | Width, example: Examples | None) -> Width:
     if not isinstance(width, Width):
         return known_widths(model, example)[width]
     if not belongs(width.structure, model):

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.modes import ordinary_tensors
-from ..structure.tracing import Example
+from ..structure.tracing import Examples
 from ..structure.widths import Width, Widths, known_widths
 from .optimizer_state import Optimizers
 from .plan import Plan, Surgery, plan_edits, plan_shrinkage
@@ -19,7 +19,7 @@ from .plan import Plan, Surgery, plan_edits, plan_shrinkage
 def resize(
     model: nn.Module,
     sizes: Mapping[str, int],
-    example: Example | None = None,
+    example: Examples | None = None,
     *,
     optimizer: Optimizers = None,
     ema: nn.Module | None = None,

@@ -17,7 +17,7 @@ from ..presets import PRESETS
 from ..progress import SweepProgress
 from ..settings import Settings
 from ..signals import sigterm_as_ctrl_c
-from ..studies import NEED
+from ..studies import NORTH
 from ..sweep import record_study, sweep
 from .choice import Goal
 from .directory import writing_search
@@ -43,7 +43,7 @@ class Part:
 
 
 def plan_parts(presets: Sequence[str], seeds: Sequence[int], budgets: Sequence[int], epochs: int | None) -> list[Part]:
-    """The runs and searches of each preset: the default strategy, need, and a search for each seed."""
+    """The runs and searches of each preset: the default strategy, north-select, and a search for each seed."""
     if not budgets or list(budgets) != sorted(set(budgets)):
         raise UsageError("--trials: expected increasing numbers, such as 5 10 20")
     parts = []
@@ -52,7 +52,7 @@ def plan_parts(presets: Sequence[str], seeds: Sequence[int], budgets: Sequence[i
             raise unknown_name("preset", preset, PRESETS)
         kind = PRESETS[preset]
         usual = [kind(seed=seed, epochs=epochs or kind().epochs) for seed in dict.fromkeys(seeds)]
-        grown = [*usual, *(replace(settings, strategy=NEED) for settings in usual)]
+        grown = [*usual, *(replace(settings, strategy=NORTH[0]) for settings in usual)]
         parts.append(
             Part(
                 preset,

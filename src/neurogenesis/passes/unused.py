@@ -1,0 +1,48 @@
+"""Notice the first call of layers that no example has used: a head that is switched on later, an expert, a branch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from ..structure.tracing import is_internal_run
+from .replay import Call, Hook
+
+
+class UnusedLayers:
+    """Hooks on modules that have not been called yet.
+
+    Args:
+        model: the model.
+        parameters: names of the parameters that have not been used; their modules are watched.
+        on_call: called with the arguments of the model when one of the modules is about to run, in any mode.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Iterable[str], on_call: Callable[[Call], None]):
+        self._model, self._on_call = model, on_call
+        self._call: Call | None = None
+        self._handles: list[Any] = []
+        for path in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
+            self._handles.append(model.get_submodule(path).register_forward_pre_hook(Hook(self._called)))
+        if self._handles:
+            self._handles.append(model.register_forward_pre_hook(Hook(self._enter), with_kwargs=True))
+            self._handles.append(model.register_forward_hook(Hook(self._leave), always_call=True))
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not is_internal_run(self._model):
+            self._call = Call.of(args, kwargs)
+
+    def _leave(self, *_: Any) -> None:
+        if not is_internal_run(self._model):
+            self._call = None
+
+    def _called(self, *_: Any) -> None:
+        if self._call is not None and not is_internal_run(self._model):
+            self._on_call(self._call)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

@@ -1,0 +1,37 @@
+"""Resize the layers that no example used, when they are first called, to the sizes that the model has by then."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import torch
+
+from ..structure.axes import named_tensors
+from ..structure.completing import Resize
+from ..structure.widths import Widths
+from .plan import Plan, Surgery
+
+
+def resize_late_layers(surgery: Surgery, found: Widths, unused: Container[str], resizes: Sequence[Resize]) -> None:
+    """Repeat what has been resized on the parameters that were not used at that time.
+
+    New entries of consumers are zero, so that the layer computes what it would have computed without growth.
+
+    Args:
+        surgery: of the model.
+        found: the model's widths at the sizes of the beginning; they have the present sizes afterwards.
+        unused: parameters and buffers that were not used before.
+        resizes: what has been resized since the beginning.
+    """
+    structure, generator = found.structure, torch.Generator().manual_seed(0)
+    names = {atom: width.name for width in found for atom in [width.atom]}
+    for atom, change in resizes:
+        after = atom.size + (change if isinstance(change, int) else -len(change))
+        attributes = structure.attribute_changes(atom, after - atom.size)
+        for edit in structure.edits(atom, change, named_tensors(surgery.model), generator):
+            if edit.tensor in unused:
+                path = edit.tensor.rpartition(".")[0]
+                own = tuple(each for each in attributes if each[0] == path)
+                attributes = [each for each in attributes if each[0] != path]  # once, with the first of its tensors
+                surgery.apply(Plan(names.get(atom, edit.tensor), atom.size, after, (edit,), own))
+        atom.size = after
