@@ -264,6 +264,22 @@ def test_a_plain_grower_grows_ranks_only() -> None:
     grower.detach()
 
 
+def test_adapters_can_be_switched_while_one_grows() -> None:
+    model = lora(trained=False).train()
+    model.add_adapter("other", LoraConfig(r=2, target_modules=["query"]))
+    optimizer = torch.optim.Adam([own for name, own in model.named_parameters() if "lora_" in name])
+    grower = ng.Grower(model, optimizer, "north-random", buffer=16)
+    sizes = []
+    for adapter in ("default", "other", "default"):
+        model.set_adapter(adapter)
+        model(**EXAMPLE, labels=torch.tensor([0, 1])).loss.backward()
+        optimizer.step()
+        grower.step()
+        sizes.append(sum(grower.widths.values()))
+    assert 12 < sizes[0] == sizes[1] < sizes[2]
+    assert {layer.r["other"] for layer in layers(model).values() if "other" in layer.r} == {2}
+
+
 @pytest.mark.parametrize("strategy", ["need", "north-random", "gradmax"])
 def test_ranks_grow_on_a_quantized_base_model(strategy: str) -> None:
     model, grower = taught(strategy, 20, quantized=True)

@@ -303,10 +303,9 @@ def find_widths(
     if next(tensors_in(outputs), None) is None:
         raise ValueError("the model's output holds no tensor: return tensors, or tuples, lists or dicts of tensors")
     structure.unused = frozenset(name for name in tensors if name not in used)
-    unused = [name for name in parameters if name not in used]
-    structure.not_called = frozenset(name for name in unused if _can_be_called(model, name, called))
     idle = [each.idle(model) for each in extensions(model)]
-    unused = [name for name in unused if not any(name in names for names in idle)]
+    unused = [name for name in parameters if name not in used and not any(name in names for names in idle)]
+    structure.not_called = frozenset(name for name in unused if _can_be_called(model, name, called))
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         names = f"{', '.join(unused[:3])}{more}"
