@@ -111,3 +111,24 @@ def test_after_detaching_nothing_is_known_of_the_optimizer() -> None:
     step(model, optimizer, X)
     ng.grow(model, "0", 1)
     assert optimizer.state[model[0].weight]["exp_avg"].shape == (8, 6)
+
+
+def test_restoring_the_model_alone_resizes_what_its_grower_knows() -> None:
+    model = mlp(6, 8, 8, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    average = AveragedModel(model)
+    grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), ema=average, max_width=20)
+    step(model, optimizer, X)
+    grower.step()
+    best, before = ng.snapshot(model), copy.deepcopy(model.state_dict())
+    for _ in range(3):
+        step(model, optimizer, X)
+        grower.step()
+    ng.restore(best, model)
+    assert grower.widths == {"0": 9, "2": 9}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for parameter, averaged in zip(model.parameters(), average.module.parameters(), strict=True):
+        assert optimizer.state[parameter]["exp_avg"].shape == averaged.shape == parameter.shape
+    step(model, optimizer, X)
+    grower.step()
+    assert grower.widths == {"0": 10, "2": 10}

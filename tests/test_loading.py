@@ -317,7 +317,9 @@ def test_tampered_sizes_are_refused(tmp_path: Path) -> None:
         ({"attributes": [("0", "no_such", 3)]}, "0 has no attribute no_such"),
         ({"widths": 3}, "cannot be read"),
     ):
-        torch.save({**content, "sizes": {**content["sizes"], **change}}, path)
+        part = content["models"][""]
+        changed = {**part, "sizes": {**part["sizes"], **change}}
+        torch.save({**content, "models": {"": changed}}, path)
         model = mlp(6, 8, 7, 3)
         unchanged(model, lambda: ng.load(path, model), ValueError, message)  # noqa: B023
 

@@ -282,7 +282,9 @@ def test_adapters_can_be_switched_while_one_grows() -> None:
 
 @pytest.mark.parametrize("strategy", ["need", "north-random", "gradmax"])
 def test_ranks_grow_on_a_quantized_base_model(strategy: str) -> None:
-    model, grower = taught(strategy, 20, quantized=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the example does not use")
+        model, grower = taught(strategy, 20, quantized=True)
     assert type(model.base_model.model.first.base_layer.weight) is not nn.Parameter
     assert grower.history.events and all(event.width.endswith(".lora_A.default") for event in grower.history)
     assert {path: layer.r["default"] for path, layer in layers(model).items()} == {

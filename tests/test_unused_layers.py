@@ -330,3 +330,25 @@ def test_compiled_models_and_several_processes_refuse_such_widths(tmp_path: Any)
                 ng.Grower(wrapped, optimizer, example=X)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_snapshot_from_before_the_first_call_is_refused_and_changes_nothing() -> None:
+    model = make(Auxiliary)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width=12)
+    step(model, optimizer, X)
+    grower.step()
+    early = ng.snapshot(model, optimizer, grower)
+    model.on = True
+    for _ in range(2):
+        step(model, optimizer, X)
+        grower.step()
+    late = ng.snapshot(model, optimizer, grower)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"before a layer was first called .* example=\[\.\.\.\]"):
+        ng.restore(early, model, optimizer, grower)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    step(model, optimizer, X)
+    grower.step()
+    ng.restore(late, model, optimizer, grower)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

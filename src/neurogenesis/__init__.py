@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .growing.pruning import prune
     from .history import Event, History
     from .initializations import Neurons
-    from .integrations.checkpoints import load, load_state_dict, save
+    from .integrations.checkpoints import load_state_dict
+    from .integrations.snapshots import Snapshot, load, restore, save, snapshot
     from .layer import Layer
     from .strategies import Strategy
     from .structure import rules
@@ -33,6 +34,7 @@ __all__ = [
     "Layer",
     "Neurons",
     "Plan",
+    "Snapshot",
     "Strategy",
     "Width",
     "Widths",
@@ -48,9 +50,11 @@ __all__ = [
     "plan_shrinkage",
     "prune",
     "resize",
+    "restore",
     "rules",
     "save",
     "shrink",
+    "snapshot",
     "strategies",
     "triggers",
     "widths",
@@ -63,7 +67,8 @@ _HOMES = {
     "growing.pruning": ["prune"],
     "history": ["Event", "History"],
     "initializations": ["Neurons"],
-    "integrations.checkpoints": ["load", "load_state_dict", "save"],
+    "integrations.checkpoints": ["load_state_dict"],
+    "integrations.snapshots": ["Snapshot", "load", "restore", "save", "snapshot"],
     "layer": ["Layer"],
     "strategies": ["Strategy"],
     "structure": ["rules"],

@@ -58,6 +58,7 @@ from .choosing import (
     set_maximum_sizes,
 )
 from .dying import DeadNeurons
+from .mismatch import MismatchNote
 from .overview import overview
 from .schedule import Schedule
 
@@ -172,6 +173,7 @@ class Grower:
         self._frozen_widths: list[Width] = []  # which are watched when they are unfrozen
         self._unused: UnusedLayers | None = None
         self._completed: Widths | None = None  # with the layers that have been called since the last step
+        self._late_calls = 0  # of layers that no example had used
         self._limited: set[str] = set()  # widths whose maximum neither the strategy nor the user has set
         self._attached = True
         self._stepped = False
@@ -181,6 +183,7 @@ class Grower:
         self._measured: set[str] = set()  # layers whose activations have been measured
         self._handles: list[Any] = []
         self._dead: DeadNeurons | None = None
+        self._mismatch_note = MismatchNote(self.model, lambda: self._widths)
         keep_inputs = prune or not self.strategy.uses.isdisjoint({"activations", "trials"})
         wrapper = model if getattr(model, "_orig_mod", None) is self.model else None
         self._taps = Taps(
@@ -292,6 +295,7 @@ class Grower:
             with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
                 resize_late_layers(surgery, found, known.unused, resizes)
         self._completed, self._calls = publish(found, self.model), calls
+        self._late_calls += 1
         self._busy_from = 0
         self._watch_unused(found)
 
@@ -699,7 +703,7 @@ class Grower:
             "untrained": None if self.buffer.untrained is None else self.buffer.untrained.state(),
             "sizes": {width.name: width.size for width in self._widths or () if width.fixed is None},
             "generator": self.generator.get_state(),
-            "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls],
+            "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls if call.intact],
             "rank": self._taps.ranks.rank if self.buffer.rank is None else self.buffer.rank,
             "passes": self.buffer.passes,
             "example": calls[0] if calls else None,
@@ -715,22 +719,12 @@ class Grower:
 
         The model is grown or shrunk to the saved sizes. Load the states of model and optimizer afterwards.
         """
-        if state["strategy"] != repr(self.strategy):
-            raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
+        self.check_state(state)
         calls = [Call.from_parts(*call) for call in state["calls"]]
-        if self._layers is None and state["layers"]:
-            examples = [state["example"], *state.get("further examples", ())]
-            self._taps.begin([Call.from_parts(*each) for each in examples])
-        own_names, saved_names = {layer.name for layer in self._layers or ()}, set(state["layers"])
-        if own_names != saved_names:
-            raise ValueError(
-                f"the state is of other widths: {sorted(saved_names - own_names)} only in the state, "
-                f"{sorted(own_names - saved_names)} only in the grower"
-            )
-        if self._widths is not None:  # with arbitrary values: the state of the model is loaded afterwards
-            with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
-                resize_widths(surgery, self._widths, state["sizes"], torch.Generator().manual_seed(0))
-            self._widths.resizes = state.get("resizes", self._widths.resizes)
+        if state["example"] is None and self._layers is not None:
+            self._start_again()
+        with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
+            self.resize_to(state, surgery)
         for layer in self._layers or ():
             saved = state["layers"][layer.name]
             layer.initial = saved["initial"]
@@ -745,11 +739,54 @@ class Grower:
         self._taps.clear_records()
         self._check_budget()
         self._prepare_passes()
+        if self._layers is None:
+            self._taps.run_eagerly(True)  # to find the widths before the first pass
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
         self.buffer.take(calls, state.get("rank", 0), state.get("passes", len(calls)))
         self._stepped, self._taps.forward_passes, self._taps.backward_passes = False, 0, 0  # of the time before loading
         if self._dead is not None:
             self._dead.load(state.get("dead") or {})
+        self._measured.clear()
+
+    def check_examples(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if a state was saved before a layer was first called, which has been resized since."""
+        if self._late_calls > len(state.get("further examples", ())):
+            raise ValueError(
+                "the state was saved before a layer was first called that the example does not use, and that layer has "
+                "been resized since: pass a list of inputs that together use all layers to the Grower, as example=[...]"
+            )
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless a state can be loaded; finds the widths first if they are not known."""
+        if state["strategy"] != repr(self.strategy):
+            raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
+        if state["example"] is None:
+            return  # it was saved before the first training pass
+        if self._layers is None:
+            with ordinary_tensors():
+                examples = [state["example"], *state.get("further examples", ())]
+                self._taps.begin([Call.from_parts(*each) for each in examples])
+        own_names, saved_names = {layer.name for layer in self._layers or ()}, set(state["layers"])
+        if own_names != saved_names:
+            raise ValueError(
+                f"the state is of other widths: {sorted(saved_names - own_names)} only in the state, "
+                f"{sorted(own_names - saved_names)} only in the grower"
+            )
+
+    def resize_to(self, state: Mapping[str, Any], surgery: Surgery) -> None:
+        """Give the model the sizes in a state, with arbitrary values: the state of the model is loaded afterwards."""
+        if self._widths is not None and state["sizes"]:
+            resize_widths(surgery, self._widths, state["sizes"], torch.Generator().manual_seed(0))
+            self._widths.resizes = state.get("resizes", self._widths.resizes)
+
+    def _start_again(self) -> None:
+        """Wait for the first training pass, as a new grower does."""
+        self._layers = self._widths = self._completed = self._dead = None
+        self._calls, self._frozen_widths, self._late_calls = [], [], 0
+        if self._unused is not None:
+            self._unused.remove()
+        self._schedule.start(())
+        self._taps.start_again(self._attach)
 
     def detach(self, *, keep_ages: bool = False) -> None:
         """Remove all hooks from the model and the optimizers. The model keeps its size.
@@ -765,6 +802,7 @@ class Grower:
         self._taps.remove()
         if self._unused is not None:
             self._unused.remove()
+        self._mismatch_note.remove()
         self._leave_optimizers(keep_ages)
 
     def _explain_failure(self, error: BaseException) -> None:

@@ -161,7 +161,7 @@ def matching_alpha(scaling: float, rank: int, stable: bool = False) -> float:
 
 
 def described(values: Mapping[str, Any], common: Any, patterns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A common value and patterns of names, as in a LoraConfig, that give each name its value.
+    r"""A common value and patterns of names, as in a LoraConfig, that give each name its value.
 
     Args:
         values: the values by name.

@@ -180,6 +180,13 @@ class Buffer:
         self.calls.clear()
         self.clear_activations()
 
+    def forget_widths(self) -> None:
+        """Discard all inputs, and watch no widths any more."""
+        self.clear()
+        self._watched.clear()
+        self._rows.clear()
+        self.untrained, self.passes = None, 0
+
     @property
     def _known(self) -> list[Call]:
         """The calls of all processes after `exchange`, without the tensors of others; else those of this one."""

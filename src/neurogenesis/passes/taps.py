@@ -163,6 +163,15 @@ class Taps:
                 self.muted = False
             self._on_first_call = None
 
+    def start_again(self, on_first_call: Callable[[Sequence[Call]], None]) -> None:
+        """Watch no widths any more, and wait for a first training pass."""
+        self.clear_records()
+        self.watch(())
+        self.wanted, self._on_first_call = frozenset(), on_first_call
+        self._call, self.idle = None, False
+        self.buffer.forget_widths()
+        self.run_eagerly(True)
+
     # --- hooks -------------------------------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -270,9 +279,8 @@ class Taps:
             seen.clear()
 
     def remove(self) -> None:
-        _remove(self._handles)
-        _remove(self._point_handles)
-        _remove(self._gradient_handles)
+        for handles in (self._handles, self._point_handles, self._gradient_handles):
+            _remove(handles)
         self.run_eagerly(False)
         self._points.clear()
         self.muted, self._call = True, None

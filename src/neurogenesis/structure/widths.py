@@ -302,6 +302,9 @@ def find_widths(
         called |= tracer.called
     if next(tensors_in(outputs), None) is None:
         raise ValueError("the model's output holds no tensor: return tensors, or tuples, lists or dicts of tensors")
+    # Of quantized weights, operations see the tensors inside.
+    quantized = [name for name, own in parameters.items() if type(own.detach()) is not Tensor]
+    used |= {name for name in quantized if _owner(model, name) in called}
     structure.unused = frozenset(name for name in tensors if name not in used)
     idle = [each.idle(model) for each in extensions(model)]
     unused = [name for name in parameters if name not in used and not any(name in names for names in idle)]
@@ -327,8 +330,12 @@ def find_widths(
 
 def _can_be_called(model: nn.Module, parameter: str, called: Container[nn.Module]) -> bool:
     """Whether a parameter belongs to a module that is still to be called, unlike a list of parameters."""
-    owner = model.get_submodule(parameter.rpartition(".")[0])
+    owner = _owner(model, parameter)
     return owner not in called and not isinstance(owner, (nn.ParameterList, nn.ParameterDict))
+
+
+def _owner(model: nn.Module, parameter: str) -> nn.Module:
+    return model.get_submodule(parameter.rpartition(".")[0])
 
 
 def publish(found: Widths, model: nn.Module) -> Widths:

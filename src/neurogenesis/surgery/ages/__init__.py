@@ -125,10 +125,11 @@ class _AgeHooks:
         self.scalings: dict[int, Scaling] = {}  # by group
         self.young_parameters: list[list[YoungParameter]] | None = None  # by group; None: unknown
         self.shared = SharedCache()
+        self.states: Any = optimizer.state  # replaced when a state is loaded
+        # No hook for loading: torch would iterate over such hooks while `resume`, as one of them, adds it.
         self.handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
-            optimizer.register_load_state_dict_post_hook(self._on_load),
         ]
 
     def remove(self) -> None:
@@ -144,6 +145,10 @@ class _AgeHooks:
 
     def _young(self, optimizer: Optimizer) -> list[list[YoungParameter]]:
         """Parameters with young entries by group, cached until the model grows, a state is loaded or births end."""
+        if self.states is not optimizer.state:
+            self.states, self.young_parameters = optimizer.state, None
+            self.snapshots.clear()
+            self.scalings.clear()
         if self.young_parameters is None or len(self.young_parameters) != len(optimizer.param_groups):
             states = optimizer.state
             self.young_parameters = [
@@ -234,11 +239,6 @@ class _AgeHooks:
                     self.young_parameters = None
                 elif left != axes:
                     state[KEY] = {"seen": step, "axes": left}
-
-    def _on_load(self, optimizer: Optimizer) -> None:
-        self.young_parameters = None
-        self.snapshots.clear()
-        self.scalings.clear()
 
     def _remove_all(self, optimizer: Optimizer) -> None:
         """Remove the hooks while one of them is running."""
