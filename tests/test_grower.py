@@ -879,3 +879,30 @@ def test_a_strategy_of_plain_functions_is_the_same_in_every_process() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines() == [str(ng.Strategy(one_at_a_time)), str(ng.Strategy(OneMore(2)))]
     assert "one_at_a_time" in done.stdout and "OneMore" in done.stdout
+
+
+class Centred(nn.Module):
+    """Calls its layers with constants before it calls them with its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        middle = self.second(self.first(torch.eye(4)).tanh()).detach().mean(0)
+        return self.second(self.first(x).tanh()) - middle
+
+
+def test_layers_are_watched_on_data_if_they_are_first_called_with_constants() -> None:
+    model, x, seen = Centred(), torch.randn(16, 4), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def look(layer: ng.Layer) -> int:
+        seen.append((layer.activations, layer.has_gradients))
+        return 0
+
+    grower = ng.Grower(model, optimizer, ng.Strategy(look, "random"))
+    model(x).square().mean().backward()
+    optimizer.step()
+    grower.step()
+    assert torch.equal(seen[0][0], model.first(x).tanh().detach().T) and seen[0][1]

@@ -22,6 +22,7 @@ INTEGRATIONS = {  # the extras whose distributions a file may import
     "huggingface.py": "huggingface",
     "lightning.py": "lightning",
     "lightning_module.py": "lightning",
+    "peft.py": "peft",
     "pretrained.py": "huggingface",
 }
 INTEGRATION_FILES = {PACKAGE / "integrations" / name: extra for name, extra in INTEGRATIONS.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ..structure.modes import ordinary_tensors
 from ..structure.widths import widths
 from ..surgery.ages import resume
 from .checkpoints import KEY, fit
-from .pretrained import from_pretrained, save_pretrained, saved_names, update_config
+from .pretrained import from_pretrained, has_adapters, save_pretrained, saved_files, saved_names, update_config
 from .sizes import SavedSizes
 
 __all__ = ["GrowerCallback", "from_pretrained", "save_pretrained", "update_config"]
@@ -131,10 +131,11 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         name, output = f"checkpoint-{state.global_step}", Path(args.output_dir or ".")
         found = [each for each in (output / name, *output.glob(f"run-*/{name}")) if each.is_dir()]
         directory = max(found, key=lambda each: each.stat().st_mtime, default=output / name)  # of several trials
-        model, content = self.grower.model, self.grower.state_dict()
+        model: Any = self.grower.model
+        content = self.grower.state_dict()
         replace_file(directory / f"{KEY}.pt", lambda partial: torch.save(content, partial))
         SavedSizes.of(model).write(directory / f"{KEY}.json")
-        if isinstance(model, PreTrainedModel) and update_config(model):
+        if _has_config(model) and update_config(model):
             model.config.save_pretrained(directory)
 
     def on_train_end(
@@ -143,7 +144,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         """Remove all hooks of the grower; the config follows the model if it can."""
         if self.grower is not None:
             self.grower.detach()
-            if isinstance(self.grower.model, PreTrainedModel):
+            if _has_config(self.grower.model):
                 update_config(self.grower.model)
 
     # --- checkpoints -------------------------------------------------------------------------------------
@@ -194,9 +195,8 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
 
     def _checkpoint_of(self, model: nn.Module, state: Mapping[str, Any], step: int | None = None) -> Path | None:
         """The directory that has these weights; the events of a Trainer do not tell from where it loads."""
-        names = saved_names(model)
         found = sorted(self._directories(), key=lambda each: each.name != f"checkpoint-{step}")
-        return next((each for each in found if _contains(each, state, names)), None)
+        return next((each for each in found if _contains(saved_files(model, each), state)), None)
 
     def _directories(self) -> list[Path]:
         """Where checkpoints may be, the newest first."""
@@ -209,18 +209,24 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         return sorted(filter(Path.is_dir, found), key=lambda each: each.stat().st_mtime, reverse=True)
 
 
-def _contains(directory: Path, state: Mapping[str, Any], names: Mapping[str, str]) -> bool:
-    """Whether a state comes from a directory.
+def _has_config(model: nn.Module) -> bool:
+    """Whether a config describes the whole model; those of adapters follow by themselves."""
+    return isinstance(model, PreTrainedModel) and not has_adapters(model)
+
+
+def _contains(files: Iterable[tuple[Path, Mapping[str, str]]], state: Mapping[str, Any]) -> bool:
+    """Whether a state comes from files.
 
     All tensors are compared: those of frozen layers are the same in every checkpoint.
 
     Args:
-        directory: the directory.
+        files: the files, each with names in the state by those in the file, where they differ.
         state: the state of a model, or a part of it.
-        names: names in the state by those in the directory, where they differ.
     """
     compared = 0
-    for file in sorted(directory.glob("*.safetensors")):
+    for file, names in files:
+        if not file.exists():
+            continue
         with safe_open(file, "pt") as content:
             for name in content.keys():  # noqa: SIM118
                 own = state.get(names.get(name, name))

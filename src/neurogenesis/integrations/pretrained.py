@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..structure.axes import unwrapped
+from ..structure.extensions import libraries_of
 from ..structure.modes import ordinary_tensors
 from .checkpoints import KEY, fit, load_state_dict, read_state
 from .sizes import SavedSizes
@@ -25,12 +26,13 @@ def save_pretrained(model: nn.Module, path: str | PathLike[str]) -> bool:
     """Save a grown model as its own ``save_pretrained`` does, with a config that has its sizes if there is one.
 
     Args:
-        model: a model of Transformers.
+        model: a model of Transformers, or one with adapters of PEFT, which are saved without the base model.
         path: the directory. The sizes of the widths, if they are known, are written beside the weights.
 
     Returns:
         Whether the config describes the model, so that the ``from_pretrained`` of its class loads it. Otherwise, use
-        the `from_pretrained` of this module; that of the class raises an error.
+        the `from_pretrained` of this module; that of the class raises an error. For adapters, whether
+        ``PeftModel.from_pretrained`` loads them onto the base model as the base model's config builds it.
 
     Example:
         >>> import tempfile, torch, neurogenesis as ng
@@ -48,7 +50,7 @@ def save_pretrained(model: nn.Module, path: str | PathLike[str]) -> bool:
         True
     """
     model = unwrapped(model)
-    follows = update_config(model)
+    follows = _adapters_fit(model) if has_adapters(model) else update_config(model)
     model.save_pretrained(path)  # type: ignore[operator]
     SavedSizes.of(model).write(Path(path) / f"{KEY}.json")
     return follows
@@ -65,6 +67,8 @@ def from_pretrained(model_class: type[Model], path: str | PathLike[str]) -> Mode
         The model in evaluation mode, in the precision that it was saved in.
     """
     directory = Path(path)
+    if (directory / "adapter_config.json").exists():
+        raise ValueError(f"{directory} has adapters, not a model: load them with PeftModel.from_pretrained(base, path)")
     if not (directory / "config.json").exists():
         raise FileNotFoundError(f"{directory} has no config.json: expected a directory of save_pretrained()")
     own: Any = model_class
@@ -126,6 +130,35 @@ def _layers_differ(built: Shapes, wanted: Shapes) -> bool:
     return any(len(each) > 1 for each in shapes.values())
 
 
+def has_adapters(model: nn.Module) -> bool:
+    """Whether a model has adapters of PEFT, so that these are saved and not the model."""
+    return isinstance(getattr(model, "peft_config", None), Mapping) and "peft" in libraries_of(model)
+
+
+def _adapters_fit(model: nn.Module) -> bool:
+    """Whether the base model, and what is trained in place of its modules, has the sizes that its config says."""
+    from transformers import PreTrainedModel
+
+    from .peft import shapes_without_adapters
+
+    base = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+    if base is None:
+        return True  # not of Transformers: whoever builds it again gives it its sizes
+    built = _built_shapes(base, base.config)
+    return all(built.get(name, shape) == shape for name, shape in shapes_without_adapters(base))
+
+
+def saved_files(model: nn.Module, directory: Path) -> Iterator[tuple[Path, Mapping[str, str]]]:
+    """The files with the weights of a model in a directory, and the model's own names by those in the file."""
+    if has_adapters(model):
+        from .peft import adapter_files
+
+        yield from ((directory / file, names) for file, names in adapter_files(model))
+    else:
+        names = saved_names(model)
+        yield from ((file, names) for file in sorted(directory.glob("*.safetensors")))
+
+
 def saved_names(model: Any) -> dict[str, str]:
     """The model's own names of tensors by those in files, which are older ones for some models."""
     from transformers import PreTrainedModel
@@ -184,8 +217,13 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def _differing(model: nn.Module, config: Any, wanted: Shapes) -> dict[str, tuple[int, ...]]:
     """The shapes, in a model built from the config, of the tensors that have other ones or are not wanted."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        built = _shapes(type(model)(copy.deepcopy(config)))
+    built = _built_shapes(model, config)
     return {
         name: built.get(name, ()) for name in (*wanted, *(built.keys() - wanted)) if built.get(name) != wanted.get(name)
     }
+
+
+def _built_shapes(model: nn.Module, config: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes in a model of the same class, built from a config without memory."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return _shapes(type(model)(copy.deepcopy(config)))

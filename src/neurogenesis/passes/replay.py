@@ -17,7 +17,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..structure.tracing import internal_run, restoring_attributes
+from ..structure.tracing import constant_calls, internal_run, restoring_attributes
 
 Side = Literal["input", "output"]
 
@@ -74,7 +74,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Watch:
-    """An action on the input or output of a module; a returned tensor replaces it."""
+    """An action on the input or output of a module; a returned tensor replaces it.
+
+    Calls that come before the first which depends on the model's input do not count (see `constant_calls`).
+    """
 
     module: nn.Module
     side: Side
@@ -127,10 +130,13 @@ def replays(
     devices = {tensor.device for tensor in model.parameters()}
 
     def run(call: Call, watches: Sequence[Watch]) -> None:
-        pending = list(watches)
+        pending, constant = list(watches), [constant_calls(watch.module) for watch in watches]
         replacements = {name: buffer.clone() for name, buffer in model.named_buffers()} | dict(tensors or {})
 
-        def act(watch: Watch, tensor: Tensor) -> Tensor | None:
+        def act(number: int, watch: Watch, tensor: Tensor) -> Tensor | None:
+            constant[number] -= 1
+            if constant[number] >= 0:
+                return None
             result = watch.action(tensor)
             if watch in pending:
                 pending.remove(watch)
@@ -140,8 +146,8 @@ def replays(
 
         with ExitStack() as stack:
             stack.enter_context(restoring_attributes(model))  # a model may count its calls or store results
-            for watch in watches:
-                stack.callback(observe(watch.module, watch.side, partial(act, watch)).remove)
+            for number, watch in enumerate(watches):
+                stack.callback(observe(watch.module, watch.side, partial(act, number, watch)).remove)
             if call.autocast is not None:
                 stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
             _seed(devices, seed)

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from ..structure.axes import Axis, named_tensors
+from ..structure.tracing import constant_calls
 from ..structure.weight_norm import lengths_of, why_not_watched
 from ..structure.widths import Width
 from .replay import Call, Side, Watch, observe, replay
@@ -80,7 +81,13 @@ def find_routes(model: nn.Module, widths: Sequence[Width], call: Call) -> dict[s
     finally:
         for handle in handles:
             handle.remove()
-    return {width.name: _find_route(model, width, modules, order, call) for width in widths}
+    left = {path: constant_calls(module) for module, path in paths.items()}
+    counted = []
+    for each in order:
+        left[each[0]] -= 1
+        if left[each[0]] < 0:
+            counted.append(each)
+    return {width.name: _find_route(model, width, modules, counted, call) for width in widths}
 
 
 def _record_call(

@@ -7,6 +7,7 @@ removed completely.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..structure.axes import Axis
-from ..structure.tracing import is_internal_run, tensors_in
+from ..structure.tracing import constant_calls, is_internal_run, tensors_in
 from ..structure.wrappers import active_wrapper, is_redirected
 from .buffers import Buffer
 from .checkpointing import Awaited, inside_backward, places, saving_apart
@@ -67,7 +68,7 @@ class Taps:
         self.idle = False  # whether nothing is recorded: training passes are only counted, which takes no time
         self._watched: Sequence[Seen] = ()
         self.stepped_since_backward = False  # whether the optimizer has stepped since the last backward pass
-        self._tapped: set[tuple[str, ...]] = set()
+        self._calls: Counter[tuple[str, ...]] = Counter()  # of modules in this pass
         self._inputs: dict[tuple[str, ...], Tensor] = {}
         # Reentrant activation checkpointing runs parts of the model, or all of it, without gradients at first.
         self._awaited: dict[tuple[str, str], list[Awaited]] = {}
@@ -109,11 +110,14 @@ class Taps:
             if name not in self.wanted or is_internal_run(self.model):
                 return
             if self.recording:
-                if key not in self._tapped:  # of a layer called more than once, the first call counts
-                    self._tapped.add(key)
-                    action(tensor)
+                if self._calls[key] <= constant:  # of a layer called more than once, the first call counts
+                    self._calls[key] += 1
+                    if self._calls[key] > constant:
+                        action(tensor)
             elif seen.key in self._awaited and what != "H_prev" and inside_backward():
                 self._recomputed(seen, what, tensor)
+
+        constant = constant_calls(module)
 
         self._points.append((module, side, act))
 
@@ -220,7 +224,7 @@ class Taps:
             if self.keep_inputs:
                 self.buffer.add(call)
         self.recording = True
-        self._tapped.clear()
+        self._calls.clear()
         self._inputs.clear()
         self._count_pass()
 

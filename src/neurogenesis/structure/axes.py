@@ -102,6 +102,7 @@ class Structure:
         self.not_called: frozenset[str] = frozenset()  # parameters of modules that no example calls
         self.resizes: list[tuple[Atom, int | list[int]]] = []  # neurons added or removed, if something is unused
         self.held: dict[Atom, Reason] = {}  # widths that these may be connected to
+        self.complete: set[Atom] = set()  # sizes that they cannot be connected to
         self._model = weakref.ref(model)
         self.roles: dict[tuple[str, int], tuple[Role, Fill]] = {}
         self.both_ways: set[tuple[str, int]] = set()  # axes that are producer in one place and consumer in another

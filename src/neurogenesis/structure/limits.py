@@ -126,7 +126,7 @@ def hold_unused(structure: Structure, model: nn.Module) -> None:
     """
     parameters = [name for name, _ in model.named_parameters() if name in structure.unused]
     lengths = {name: _largest_axis(model, name) for name in parameters}
-    for atom in growable_atoms(structure):
+    for atom in (each for each in growable_atoms(structure) if each not in structure.complete):
         if fitting := [name for name, length in lengths.items() if length >= atom.size]:
             nearest = min(fitting, key=lambda name: (lengths[name] % atom.size, lengths[name]))
             text = f"{layer_of(nearest)} is not used by the example and may be connected to it"

@@ -155,7 +155,7 @@ def perturbed(tensors: Mapping[str, Tensor], trained: Container[str]) -> dict[st
 
 
 def _add_noise(tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point() or tensor.numel() == 0:
+    if type(tensor) is not Tensor or not tensor.is_floating_point() or tensor.numel() == 0:  # quantized, for example
         return tensor.clone()
     spread = tensor.std(correction=0)
     # A fifth of the standard deviation moves weights off special values and keeps activations in range.

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +129,17 @@ class _Frame:
         return type(self.module), self.operations
 
 
+_CONSTANT_CALLS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+
+def constant_calls(module: nn.Module) -> int:
+    """How many calls of a module precede, in a pass of its model, the first that depends on the model's input.
+
+    0 if none depends on it. An example is a layer that computes a norm of its own weights before it is used.
+    """
+    return _CONSTANT_CALLS.get(module, 0)
+
+
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Labels the axes of all tensors of a run, starting from the parameters and buffers.
 
@@ -155,6 +168,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.attributes: list[Attribute] = []
         self.masks: set[str] = set()  # tensors that weights are multiplied by elementwise
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
+        self._constant_calls: Counter[nn.Module] = Counter()
+        self._reached: set[nn.Module] = set()  # modules whose input has depended on the model's input
 
     def label_input(self, tensor: Tensor) -> None:
         """Label an input of the model with fixed axes."""
@@ -182,6 +197,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None, fused=fused))
         if fused:  # without them it runs as operations that have rules
             _ONE_DNN.enabled = False
+        if args and isinstance(args[0], Tensor) and module not in self._reached:
+            if self.label(args[0]).static:
+                self._constant_calls[module] += 1
+            else:
+                self._reached.add(module)
+                _CONSTANT_CALLS[module] = self._constant_calls[module]
         if isinstance(module, _NormBase) and args and isinstance(args[0], Tensor):
             axes = self.label(args[0]).axes[:2]
             fits = [term for term in axes if size(term) == module.num_features]

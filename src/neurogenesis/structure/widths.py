@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from ..tables import table
 from .axes import Axis, Structure, layer_of, named_tensors, unwrapped
+from .extensions import extensions
 from .fills import FanIn
 from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, hold_unused, tie_widths
 from .modes import ordinary_tensors
@@ -325,8 +326,12 @@ def find_widths(
         called |= tracer.called
     if next(tensors_in(outputs), None) is None:
         raise ValueError("the model's output holds no tensor: return tensors, or tuples, lists or dicts of tensors")
+    # Of quantized weights, operations see the tensors inside.
+    quantized = [name for name, own in parameters.items() if type(own.detach()) is not Tensor]
+    used |= {name for name in quantized if _owner(model, name) in called}
     structure.unused = frozenset(name for name in tensors if name not in used)
-    unused = [name for name in parameters if name not in used]
+    idle = [each.idle(model) for each in extensions(model)]
+    unused = [name for name in parameters if name not in used and not any(name in names for names in idle)]
     structure.not_called = frozenset(name for name in unused if _can_be_called(model, name, called))
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
@@ -337,6 +342,8 @@ def find_widths(
     fix_parametrized(model, axes)
     fix_shared(named_tensors(model), axes)
     fix_by_role(structure, parameters)
+    for extension in extensions(model):
+        extension.limit(model, structure)
     for group in tie:
         tie_widths(structure, [group] if isinstance(group, str) else list(group))
     del base, copies, tracer  # free memory for the grown copy
@@ -347,8 +354,12 @@ def find_widths(
 
 def _can_be_called(model: nn.Module, parameter: str, called: Container[nn.Module]) -> bool:
     """Whether a parameter belongs to a module that is still to be called, unlike a list of parameters."""
-    owner = model.get_submodule(parameter.rpartition(".")[0])
+    owner = _owner(model, parameter)
     return owner not in called and not isinstance(owner, (nn.ParameterList, nn.ParameterDict))
+
+
+def _owner(model: nn.Module, parameter: str) -> nn.Module:
+    return model.get_submodule(parameter.rpartition(".")[0])
 
 
 def publish(found: Widths, model: nn.Module) -> Widths:

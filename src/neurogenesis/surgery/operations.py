@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +11,6 @@ from torch import Tensor, nn
 from ..structure.edits import Edit, edited
 from .ages.births import BirthEdit
 from .optimizer_state import StateEdit
-
-
-class Operation(Protocol):
-    """A reversible change; `commit` completes it once all swapped_out operations have been applied."""
-
-    def apply(self) -> None: ...
-    def revert(self) -> None: ...
-    def commit(self) -> None: ...
 
 
 class SetAttribute:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from ..structure.axes import layer_of, named_tensors, unwrapped
 from ..structure.edits import Change, Edit, edited, grouped
+from ..structure.extensions import Operation, extensions
 from ..structure.fills import FanIn
 from ..structure.memory import shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
@@ -30,7 +31,7 @@ from ..structure.widths import Width, example_for, known_widths, widths
 from ..structure.wrappers import rebuild_reducers
 from .ages import add_hooks, release_memory
 from .attached import average_of, optimizers_of
-from .operations import Operation, ResizeTensor, SetAttribute
+from .operations import ResizeTensor, SetAttribute
 from .optimizer_state import Optimizers, check_optimizers, state_edits
 from .recompiling import renew_recompile_limits
 
@@ -113,6 +114,7 @@ class Plan:
                     raise ValueError(f"{path}.{name} is not {before}: {_CHANGED}")
                 result.append(SetAttribute(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)
+        result += [each for target in targets for own in extensions(target) for each in own.follow(target)]
         result += [StructureUpdate(target, self.width, self.edits, self.after - self.before) for target in targets]
         return result
 

@@ -1,0 +1,55 @@
+"""Where other libraries keep sizes of their own: sizes that they fix, and records of theirs that follow a resize.
+
+An extension knows the layers of one library. The module that registers it is imported when a model has such layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from importlib import import_module
+from typing import Protocol
+
+from torch import nn
+
+from .axes import Structure
+
+_HOMES = {"peft": "neurogenesis.integrations.peft"}  # the module that registers an extension, by library
+_REGISTERED: list[Extension] = []
+
+
+class Operation(Protocol):
+    """A reversible change; `commit` completes it once all operations have been applied."""
+
+    def apply(self) -> None: ...
+    def revert(self) -> None: ...
+    def commit(self) -> None: ...
+
+
+class Extension(Protocol):
+    """What the library must know of another library's layers."""
+
+    def limit(self, model: nn.Module, structure: Structure) -> None:
+        """Fix sizes that operations would allow to change, and add to `structure.complete`; called to find widths."""
+
+    def idle(self, model: nn.Module) -> Container[str]:
+        """Names of parameters that no input uses as long as they are not switched on."""
+
+    def follow(self, model: nn.Module) -> Sequence[Operation]:
+        """Operations that are applied after each resize of a model's tensors, and reverted with it."""
+
+
+def register(extension: Extension) -> None:
+    """Consult an extension from now on."""
+    _REGISTERED.append(extension)
+
+
+def extensions(model: nn.Module) -> list[Extension]:
+    """The extensions for a model."""
+    for library in libraries_of(model) & _HOMES.keys():
+        import_module(_HOMES[library])
+    return _REGISTERED
+
+
+def libraries_of(model: nn.Module) -> set[str]:
+    """The names of the libraries that the classes of a model's modules are from."""
+    return {type(module).__module__.partition(".")[0] for module in model.modules()}
