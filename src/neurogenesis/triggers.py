@@ -340,6 +340,7 @@ class Need(Trigger):
     ratio: float = 1 / 40
     candidates: int = 32
     needs: ClassVar[frozenset[Requirement]] = frozenset({"fan-out gradients"})
+    stops: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, least in (("window", _FIRST_CHECK), ("candidates", 1)):

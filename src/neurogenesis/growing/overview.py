@@ -41,7 +41,7 @@ def _state(strategy: Strategy, layer: Layer, seen: Observation | None, done: int
     if layer.full:
         return "no parameters left" if layer.out_of_budget else "at its maximum"
     if done is not None:
-        return f"done until step {done}, unless another width grows"
+        return f"done until step {done}"
     if seen is None:
         return "before the first gradient step"
     if seen.metric is None and "activations" in strategy.trigger.needs and layer.waiting is not None:
