@@ -11,6 +11,9 @@ import tests.torchvision_shim  # noqa: F401  before anything imports torchvision
 settings.register_profile("reproducible", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("reproducible")
 
+# One thread, or as many as OMP_NUM_THREADS says, here and in the processes that tests start.
+THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
+
 # The same terminal in every place, for the tests and the commands that they call.
 os.environ.update(COLUMNS="80", TERM="xterm")
 for _name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
@@ -22,5 +25,5 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.fixture(autouse=True)
 def reproducible() -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     torch.manual_seed(0)
