@@ -24,7 +24,7 @@ def torchrun(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=1200)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_sharded_models_are_refused(both: tuple[Any, Any]) -> None:
 def test_a_process_that_dies_ends_the_training(two_processes: tuple[dict[str, Any], str, float]) -> None:
     _, said, seconds = two_processes
     assert "Signal 9 (SIGKILL)" in said
-    assert seconds < 60
+    assert seconds < 300  # the process group alone would wait for half an hour
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
