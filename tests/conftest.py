@@ -1,6 +1,12 @@
 import os
 import signal
 
+# ruff: noqa: E402
+# Before torch is loaded, and for processes that tests start: one thread, or as many as are asked for, and those that wait
+# leave the processor to others. On a busy machine, spinning makes small operations a hundred times slower.
+THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -10,9 +16,6 @@ import tests.torchvision_shim  # noqa: F401  before anything imports torchvision
 # The same examples in every run; `make test-long` looks for new ones.
 settings.register_profile("reproducible", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("reproducible")
-
-# One thread, or as many as OMP_NUM_THREADS says, here and in the processes that tests start.
-THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
 
 # The same terminal in every place, for the tests and the commands that they call.
 os.environ.update(COLUMNS="80", TERM="xterm")

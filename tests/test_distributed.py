@@ -51,7 +51,7 @@ def check_equal(two: dict[str, Any], one: dict[str, Any]) -> None:
     assert two["events"] == one["events"]
     for a, b in zip(two["weights"], one["weights"], strict=True):
         assert a.shape == b.shape
-        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert torch.allclose(a, b, rtol=0, atol=1e-8)
 
 
 def test_two_processes_grow_as_one_on_the_joined_batch(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
