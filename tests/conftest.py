@@ -2,8 +2,8 @@ import os
 import signal
 
 # ruff: noqa: E402
-# Before torch is loaded, and for processes that tests start: one thread, or as many as are asked for, and those that wait
-# leave the processor to others. On a busy machine, spinning makes small operations a hundred times slower.
+# Before torch is loaded, and for processes that tests start: one thread, or as many as are asked for, and threads that
+# wait leave the processor to others. On a busy machine, spinning makes small operations a hundred times slower.
 THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
