@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import doctest
 import io
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tools import printed
 from tools.printed import differences, examples
 
 ROOT = Path(__file__).parent.parent
@@ -23,11 +25,11 @@ def test_examples_run_as_printed(page: Path, tmp_path: Path, monkeypatch: pytest
     names: dict[str, object] = {}  # the blocks of a page are one program
     for code, told, varies in examples(page.read_text("utf-8")):
         torch.manual_seed(0)
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
             exec(compile(code, str(page), "exec"), names)
         if told:
-            assert differences(printed.getvalue(), told, varies) == []
+            assert differences(out.getvalue(), told, varies) == []
 
 
 TABLE = """\
@@ -63,6 +65,11 @@ TOO_MUCH = [("97", "60"), ("97", "140"), ("422", "20"), ("0.0428", "0.428"), ("-
 @pytest.mark.parametrize(("old", "new"), TOO_MUCH)
 def test_numbers_of_long_runs_do_not_vary_at_will(old: str, new: str) -> None:
     assert old in TABLE and differences(TABLE.replace(old, new), TABLE, varies=True) != []
+
+
+def test_the_example_of_the_comparison_runs() -> None:
+    found = doctest.testmod(printed)
+    assert (found.failed, found.attempted) == (0, 2)
 
 
 def test_pages_say_which_numbers_vary() -> None:

@@ -30,7 +30,8 @@ def main(directory: Path) -> int:
             done = subprocess.run([python, "-I", *words], cwd=temporary, check=True, stdout=subprocess.PIPE, text=True)
             return done.stdout
 
-        install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        # What is imported is compiled then; torch alone has thousands of files.
+        install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
         run(*install, "--constraint", str(ROOT / "constraints.txt"), str(wheel.resolve()))
         named = run("-c", "import neurogenesis; print(neurogenesis.__version__)").strip()
         assert named == version, f"the wheel is {version}, the package says {named}"
