@@ -16,7 +16,6 @@ import torch
 from tests import distributed_worker as worker
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.xdist_group("distributed")  # all in one worker, so that the two processes run once
 
 
 def torchrun(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -44,10 +44,9 @@ from neurogenesis.experiments.tuning.tune import plan_search, record_of, tune
 from neurogenesis.report import read
 from tests.runs import assert_same_run, by_name, command, here, lines, tiny
 
-pytestmark = [
-    pytest.mark.xdist_group("ray"),  # all in one worker, so that the cluster starts once
-    pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds processes, and hides directories, by /proc"),
-]
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="finds processes, and hides directories, by /proc"
+)
 NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
 LONG = [tiny(strategy="north-random", epochs=40), tiny(strategy="small", epochs=40)]  # some seconds each
 LABELS = [settings.label for settings in LONG]
