@@ -36,7 +36,7 @@ def world() -> int:
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
     """This process's part of a batch."""
-    x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(step))
+    x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(step)).double()
     own = slice(rank() * BATCH // world(), (rank() + 1) * BATCH // world())
     return x[own], (3 * x[own, :3]).sin()
 
@@ -49,10 +49,11 @@ def convolutional() -> nn.Sequential:
     )  # fmt: skip
 
 
+# In double precision: in single precision, rounding now and then decides on which side of its kink a rectifier is.
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "dense": lambda: mlp(6, 4, 4, 3),
-    "convolutional": convolutional,
-    "wide": lambda: mlp(6, 40, 4, 3),  # so wide that need fits the rows of several steps together
+    "dense": lambda: mlp(6, 4, 4, 3).double(),
+    "convolutional": lambda: convolutional().double(),
+    "wide": lambda: mlp(6, 40, 4, 3).double(),  # so wide that need fits the rows of several steps together
 }
 
 
@@ -160,7 +161,7 @@ def lightning(directory: Path) -> dict[str, Any]:
 
     def fit(strategy: str, calls_itself: bool, epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
         module, callback = Module(calls_itself), GrowerCallback(strategy, buffer=128, max_width=16, seed=3)
-        x = torch.randn(12 * BATCH, 6, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(12 * BATCH, 6, generator=torch.Generator().manual_seed(0)).double()
         data = TensorDataset(x, (3 * x[:, :3]).sin())
         trainer = L.Trainer(
             max_epochs=epochs, devices=world(), accelerator="cpu", strategy="ddp" if world() > 1 else "auto",
@@ -189,7 +190,7 @@ def made_before_wrapping() -> dict[str, Any]:
     for parameter in model.parameters():
         nn.init.normal_(parameter, generator=torch.Generator().manual_seed(rank()))  # DDP makes them equal
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    grower = ng.Grower(model, optimizer, "north-select", buffer=128, max_width=16, example=torch.zeros(2, 6))
+    grower = ng.Grower(model, optimizer, "north-select", buffer=128, max_width=16, example=torch.zeros(2, 6).double())
     outer = wrapped(model)
     train(outer, optimizer, grower, range(16))
     return result_of(outer, grower)
@@ -202,7 +203,7 @@ def by_hand() -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for step in range(4):
         train(model, optimizer, None, range(4 * step, 4 * step + 4))
-        ng.grow(model, "0", 2, optimizer=optimizer, example=torch.zeros(2, 6))
+        ng.grow(model, "0", 2, optimizer=optimizer, example=torch.zeros(2, 6).double())
     train(model, optimizer, None, range(16, 20))
     return result_of(model, None)
 

@@ -71,9 +71,10 @@ def without_times(value: Any) -> Any:
 
 
 def records(run: Path) -> dict[str, Any]:
-    """The record of a run, without times."""
+    """The record of a run, without times and the commit."""
     names = (SETTINGS_FILE, ENVIRONMENT_FILE, RESULT_FILE)
     texts = {name: json.loads((run / name).read_text()) for name in names}
+    texts[ENVIRONMENT_FILE].pop("commit")  # one may be made meanwhile
     return without_times(texts | {name: lines(run / name) for name in (STEPS_FILE, EPOCHS_FILE)})
 
 

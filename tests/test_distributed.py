@@ -16,7 +16,6 @@ import torch
 from tests import distributed_worker as worker
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.xdist_group("distributed")  # all in one worker, so that the two processes run once
 
 
 def torchrun(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +23,7 @@ def torchrun(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=1200)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def check_equal(two: dict[str, Any], one: dict[str, Any]) -> None:
     assert two["events"] == one["events"]
     for a, b in zip(two["weights"], one["weights"], strict=True):
         assert a.shape == b.shape
-        assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert torch.allclose(a, b, rtol=0, atol=1e-8)
 
 
 def test_two_processes_grow_as_one_on_the_joined_batch(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -151,7 +150,7 @@ def test_sharded_models_are_refused(both: tuple[Any, Any]) -> None:
 def test_a_process_that_dies_ends_the_training(two_processes: tuple[dict[str, Any], str, float]) -> None:
     _, said, seconds = two_processes
     assert "Signal 9 (SIGKILL)" in said
-    assert seconds < 60
+    assert seconds < 300  # the process group alone would wait for half an hour
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from . import Place
 from .pool import cores
 from .ray_nodes import examine, versions
 
-_ANSWER = 10  # seconds that a cluster has to answer
+_ANSWER = 30  # seconds that a cluster has to answer; on a busy machine, asking takes ten
 _OBJECT_STORE = 128 * 2**20  # bytes, of a local Ray, where nothing is fetched
 
 
