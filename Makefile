@@ -7,7 +7,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint $
 .PHONY: demo test test-long test-portable test-library zoo bench check docs dist clean
 
 demo: .venv/experiments.installed  ## grow a small network on handwritten digits, and draw what happened
-	$(BIN)/neurogenesis run digits --strategy need --maximum 512
+	$(BIN)/neurogenesis run digits --maximum 512
 	$(BIN)/neurogenesis report runs/digits-need-maximum-512-seed1
 
 test: .venv/test.installed check  ## all tests but the long ones, with style and type checks
