@@ -177,7 +177,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "% of the digits" in ran.stdout
     saved = torch.load(tmp_path / "distributed.pt", weights_only=True)
-    assert saved["sizes"]["widths"]["0"] > 4
+    assert saved["models"][""]["sizes"]["widths"]["0"] > 4
     shown = re.search(r"```py\n(.*?)```", (ROOT / "docs" / "distributed.md").read_text("utf-8"), re.DOTALL)
     assert shown is not None
     assert all(f"    {line}\n" in example.read_text("utf-8") for line in shown[1].splitlines())

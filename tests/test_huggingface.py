@@ -630,7 +630,7 @@ FAMILIES: dict[str, Family] = {
     "ViT": (
         lambda: ViTModel(ViTConfig(image_size=8, patch_size=4, **NARROW)),
         {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))},
-        ["*.intermediate.dense", "*.mlp.fc1"],
+        ["*.mlp.fc1"],
         "intermediate_size",
     ),
 }

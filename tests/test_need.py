@@ -534,7 +534,7 @@ def test_a_producer_that_is_called_twice_gets_its_own_inputs() -> None:
 def test_a_frozen_consumer_is_not_asked(frozen: str) -> None:
     model = Consumers()
     model.get_submodule(frozen).requires_grad_(False)
-    layer = hidden_layer(model)
+    layer = hidden_layer(model, frozen=True)
     with torch.no_grad():
         passes = layer.passes_with([torch.randn(3, 1, 6)])
     assert [bool(own) for own in passes] == [frozen != "a", frozen != "b"]

@@ -44,7 +44,7 @@ from tests.test_huggingface import TOKENS, Worse, bert, losses, same_parameters,
 EXAMPLE = {"input_ids": TOKENS}
 QUERY = "base_model.model.bert.encoder.layer.0.attention.self.query"
 VALUE = "base_model.model.bert.encoder.layer.1.attention.self.value"
-RANKS = ["*lora_A*", "*lora_embedding_A*"]
+RANKS = ["*.lora_*A.*"]
 TARGETS = ["query", "value"]
 
 

@@ -243,7 +243,7 @@ def test_convolutional_networks_are_scaled_as_a_whole() -> None:
         (("--search", "batch=32,64", "--search", "batch=1..2"), "batch is given twice"),
         (("--search", "widths", "--search", "hidden=1,2"), "cannot be searched together with widths"),
         (("--search", "widths", "--search", "gamma=0.5..0.9"), "--gamma has no effect on static"),
-        (("--strategy", "need"), "--strategy need has no effect on a search of widths"),
+        (("--strategy", "gradmax"), "--strategy gradmax has no effect on a search of widths"),
         (("--initial", "64"), "there are no widths to search"),
         (("--max-parameters", "100"), "--max-parameters 100: the smallest network has 330"),
         (("--max-parameters", "0"), "--max-parameters: expected a positive number"),
