@@ -264,6 +264,30 @@ def test_a_plain_grower_grows_ranks_only() -> None:
     grower.detach()
 
 
+def test_a_snapshot_restores_ranks_and_what_layers_store_of_them() -> None:
+    model = lora().train()
+    optimizer = torch.optim.Adam([own for own in model.parameters() if own.requires_grad])
+    grower = ng.Grower(model, optimizer, ng.Strategy(ng.triggers.Linear(steps=4, final=6)))
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(**EXAMPLE, labels=torch.tensor([0, 1])).loss.backward()
+            optimizer.step()
+            grower.step()
+
+    train(1)
+    best, before = ng.snapshot(model, optimizer, grower), copy.deepcopy(model.state_dict())
+    ranks = {path: layer.r["default"] for path, layer in layers(model).items()}
+    train(3)
+    assert all(layer.r["default"] == 6 for layer in layers(model).values())
+    ng.restore(best, model, optimizer, grower)
+    assert {path: layer.r["default"] for path, layer in layers(model).items()} == ranks
+    assert set(ranks.values()) == {4}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    train(1)
+
+
 def test_adapters_can_be_switched_while_one_grows() -> None:
     model = lora(trained=False).train()
     model.add_adapter("other", LoraConfig(r=2, target_modules=["query"]))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import neurogenesis as ng
 from tests.growing import always, step
@@ -95,7 +96,15 @@ class Experts(nn.Module):
         return y.index_put((second,), self.experts[1](h[second])) if second.any() else y
 
 
-MODELS: list[type[nn.Module]] = [Auxiliary, Branch, Concatenated, Flattened, Experts]
+class Checkpointed(Auxiliary):
+    """The head that is switched on runs in a checkpoint."""
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.features(x)
+        return (self.head(h), checkpoint(self.aux, h, use_reentrant=False)) if self.on else self.head(h)
+
+
+MODELS: list[type[nn.Module]] = [Auxiliary, Branch, Concatenated, Flattened, Experts, Checkpointed]
 
 
 def make(kind: type[nn.Module]) -> Any:

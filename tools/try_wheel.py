@@ -35,9 +35,12 @@ def main(directory: Path) -> int:
         run(*install, "--constraint", str(ROOT / "constraints.txt"), str(wheel.resolve()))
         named = run("-c", "import neurogenesis; print(neurogenesis.__version__)").strip()
         assert named == version, f"the wheel is {version}, the package says {named}"
+        command = "-m neurogenesis widths torch.nn:TransformerEncoderLayer 64 4 --input 1,10,64"
+        listed = run(*command.split())
+        assert "linear1" in listed, f"neurogenesis widths printed\n{listed}"
         printed = run("-c", code)
         assert not (found := differences(printed, told, varies)), "\n".join(["the README's first example:", *found])
-    print(f"{wheel.name} works alone: the README's first example prints what it says")
+    print(f"{wheel.name} works alone: the README's first example prints what it says, and so does neurogenesis widths")
     return 0
 
 

@@ -22,6 +22,7 @@ from ..history import Event, History, Observation
 from ..initializations import Neurons
 from ..layer import Layer, StepContext
 from ..passes.buffers import Buffer, Untrained
+from ..passes.checkpointing import saving_apart
 from ..passes.ranks import Ranks
 from ..passes.replay import Call
 from ..passes.seen import NotFinite
@@ -252,7 +253,7 @@ class Grower:
         """Watch other widths than before, in a training that has begun."""
         self._taps.muted = True
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), saving_apart():
                 self._watch(known, self._calls)
         finally:
             self._taps.muted = False
@@ -290,7 +291,7 @@ class Grower:
         known, calls = (self._completed or self._widths).structure, [*self._calls, call.copied()]
         with ordinary_tensors(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the example does not use")  # which is known
-            with torch.enable_grad():
+            with torch.enable_grad(), saving_apart():
                 found, resizes = complete_widths(self.model, known, self._examples(calls), self.tie)
             with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
                 resize_late_layers(surgery, found, known.unused, resizes)
