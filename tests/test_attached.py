@@ -53,8 +53,28 @@ def test_a_grower_that_cannot_be_made_leaves_the_present_one_attached() -> None:
     grower = ng.Grower(model, optimizer, ng.Strategy(always(1)))
     with pytest.raises(ValueError, match="max_width"):
         ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width=3, example=X)
-    step(model, optimizer, X)
-    assert [event.after for event in grower.step()] == [9]
+    for size in (9, 10):
+        step(model, optimizer, X)
+        assert [event.after for event in grower.step()] == [size]
+    young = [state["births"] for state in optimizer.state.values() if "births" in state]
+    with pytest.raises(ValueError, match="max_width"):
+        ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width=3, example=X)
+    assert young and [state["births"] for state in optimizer.state.values() if "births" in state] == young
+
+
+def test_a_detached_grower_leaves_the_ages_of_another_model_in_the_same_optimizer() -> None:
+    models = [mlp(6, 8, 3), mlp(6, 8, 3)]
+    optimizer = torch.optim.Adam([own for model in models for own in model.parameters()], lr=1e-2)
+    growers = [ng.Grower(model, optimizer, ng.Strategy(always(1))) for model in models]
+    for _ in range(3):
+        optimizer.zero_grad()
+        sum(model(X).sin().mean() for model in models).backward()
+        optimizer.step()
+        for grower in growers:
+            grower.step()
+    growers[0].detach()
+    young = ["births" in optimizer.state[model[0].weight] for model in models]
+    assert young == [False, True]
 
 
 def test_young_weights_stay_young_when_a_grower_is_replaced() -> None:

@@ -107,7 +107,7 @@ def test_a_linear_head_on_a_frozen_backbone_is_waited_for_with_a_warning() -> No
     model[0].requires_grad_(False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     grower = ng.Grower(model, optimizer, ng.Strategy(always(1)))
-    with pytest.warns(UserWarning, match=r"no width can grow as long as parts .*0\.weight.* requires_grad_\(True\)"):
+    with pytest.warns(UserWarning, match=r"no width can grow yet .*0\.weight.* requires_grad_\(True\)"):
         step(model, optimizer, X)
     grower.step()
     assert grower.widths == {}
@@ -116,3 +116,56 @@ def test_a_linear_head_on_a_frozen_backbone_is_waited_for_with_a_warning() -> No
         step(model, optimizer, X)
         grower.step()
     assert grower.widths == {"0": 9}
+
+
+def test_states_from_before_and_after_unfreezing_load() -> None:
+    model = Pretrained()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width=20)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            step(model, optimizer, X)
+            grower.step()
+
+    train(2)
+    frozen = ng.snapshot(model, optimizer, grower)
+    model.backbone.requires_grad_(True)
+    train(3)
+    unfrozen, sizes = ng.snapshot(model, optimizer, grower), grower.widths
+    assert sizes["backbone.0"] > 8
+    ng.restore(frozen, model, optimizer, grower)
+    assert grower.widths == {"backbone.0": 8, "backbone.2": 7, "head.0": 7}
+    train(2)
+    model, optimizer = Pretrained(), torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width=20)
+    ng.restore(unfrozen, model, optimizer, grower)
+    assert grower.widths == {"head.0": sizes["head.0"]}
+    assert model.backbone[0].out_features == sizes["backbone.0"]
+    model.backbone.requires_grad_(True)
+    train(2)
+    assert list(grower.widths) == ["backbone.0", "backbone.2", "head.0"]
+
+
+def test_an_unfrozen_width_may_be_larger_than_the_maximum() -> None:
+    model = Pretrained()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width=7)
+    for frozen in (True, False, False, False):
+        model.backbone.requires_grad_(not frozen)
+        step(model, optimizer, X)
+        grower.step()
+    assert grower.widths == {"backbone.0": 8, "backbone.2": 7, "head.0": 7}
+
+
+def test_a_model_that_is_frozen_for_a_step_is_not_taken_for_unfrozen() -> None:
+    model = Pretrained()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width=20)
+    step(model, optimizer, X)
+    grower.step()
+    step(model, optimizer, X)
+    model.head.requires_grad_(False)
+    grower.step()
+    assert list(grower.widths) == ["head.0"]

@@ -431,7 +431,10 @@ class Need(Trigger):
 
     def _same_kind(self, layer: Layer, window: Window) -> bool:
         """Whether the layer's weights have the shapes, the precision and the devices of those in the window."""
-        for axis, fan_in in zip((layer.producer, *layer.other_producers), window.fan_ins, strict=True):
+        producers = (layer.producer, *layer.other_producers)
+        if len(producers) != len(window.fan_ins):
+            return False
+        for axis, fan_in in zip(producers, window.fan_ins, strict=True):
             rows = layer.tensor(axis).movedim(axis.axis, 0)
             if (rows.shape[1:], rows.dtype, rows.device) != (fan_in.shape[2:], fan_in.dtype, fan_in.device):
                 return False

@@ -76,6 +76,8 @@ def verified_chain(model: nn.Module, width: Width, route: Route, call: Call) -> 
         return False
     trials = Trials(model, width, route, None)
     H_prev = trials.producer_input(call)
+    if H_prev is None:
+        return False
     if H_prev.is_floating_point():  # an example of zeros would show nothing
         H_prev = torch.randn(H_prev.shape, generator=torch.Generator().manual_seed(1)).to(H_prev)
     weight = model.get_submodule(route.producer.module).weight

@@ -170,10 +170,10 @@ class Trials:
         replay(self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
         return [found.get(number) for number in range(len(routes))]
 
-    def producer_input(self, call: Call) -> Tensor:
-        """The producer's input in a call of the model, in evaluation mode."""
+    def producer_input(self, call: Call) -> Tensor | None:
+        """The producer's input in a call of the model, in evaluation mode; None if the producer does not run then."""
         (seen,) = self._runs([call], 0, inputs_and_outputs=True, evaluation=True)
-        return seen["H_prev"]
+        return seen.get("H_prev")
 
     def _runs(
         self,

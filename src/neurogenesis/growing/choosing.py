@@ -127,7 +127,10 @@ def make_layers(
     if left_out:
         listed = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         if not layers:
-            raise ValueError(f"the strategy can grow none of the widths ({listed})")
+            raise ValueError(
+                f"the strategy can grow none of the widths ({listed}): choose another one, such as 'north-integrated', "
+                "which looks at activations only"
+            )
         warnings.warn(f"these widths do not grow because the strategy cannot watch them: {listed}", stacklevel=5)
     return layers
 
@@ -137,7 +140,12 @@ def has_convolutions(model: nn.Module) -> bool:
 
 
 def set_maximum_sizes(
-    layers: Sequence[Layer], known: Widths, given: MaxWidth, round_to: int, otherwise: float | None = None
+    layers: Sequence[Layer],
+    known: Widths,
+    given: MaxWidth,
+    round_to: int,
+    otherwise: float | None = None,
+    begun: bool = False,
 ) -> set[str]:
     """Set the maximum size of each layer from the argument max_width, rounded down to a multiple of `round_to`.
 
@@ -147,12 +155,17 @@ def set_maximum_sizes(
         given: the argument.
         round_to: sizes are multiples of it.
         otherwise: factor of the initial size for widths without a maximum; None if they have none.
+        begun: whether training has begun: widths that are found then may be larger than the maximum, and stay as they
+            are; else that is an error.
 
     Returns:
         The names of the widths whose maximum is `otherwise`.
     """
     if isinstance(given, Mapping):
-        named: dict[str, int | float] = {known[name].name: size for name, size in given.items()}
+        unused = set(map(layer_of, known.structure.unused))  # may have widths that are not known yet
+        named: dict[str, int | float] = {
+            known[name].name: size for name, size in given.items() if name in known or name not in unused
+        }
     else:
         named = {} if given is None else {layer.name: given for layer in layers}
     for layer in layers:
@@ -165,7 +178,7 @@ def set_maximum_sizes(
                 f"size), not {limit!r}"
             )
         layer.maximum = resolved_size(limit, layer.initial)
-        if layer.maximum < layer.size:
+        if layer.maximum < layer.size and not begun:
             raise ValueError(
                 f"max_width of {layer.name} is {layer.maximum}, below its current size of {layer.size}"
                 + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")

@@ -30,8 +30,8 @@ from ..passes.taps import Taps
 from ..passes.unused import UnusedLayers
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
-from ..structure.axes import named_tensors, unwrapped
-from ..structure.completing import complete_widths
+from ..structure.axes import Structure, named_tensors, unwrapped
+from ..structure.completing import Resize, more_widths
 from ..structure.fills import FanIn
 from ..structure.modes import ordinary_tensors
 from ..structure.reasons import Kind
@@ -62,6 +62,8 @@ from .dying import DeadNeurons
 from .mismatch import MismatchNote
 from .overview import overview
 from .schedule import Schedule
+
+_SEARCHES = 20  # at most, for layers that values decide on
 
 
 class Grower:
@@ -139,6 +141,10 @@ class Grower:
         prune: bool = False,
         frozen: bool = False,
     ):
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"model: expected a torch.nn.Module, not a {type(model).__name__}: Grower(model, optimizer)"
+            )
         self.model = unwrapped(model)
         check_supported(self.model, named_tensors(self.model))
         self.ages, self.margin, self.prune, self.frozen = ages, margin, prune, frozen
@@ -171,7 +177,9 @@ class Grower:
         self._layers: list[Layer] | None = None
         self._widths: Widths | None = None
         self._calls: list[Call] = []  # the examples, or the first training pass; and passes that used other layers
-        self._frozen_widths: list[Width] = []  # which are watched when they are unfrozen
+        self._waiting: list[Width] = []  # which are watched when they are unfrozen, or layers that may read them called
+        self._noticed: Call | None = None  # in which a layer was called that no example has used
+        self._searches = 0  # for layers in such calls, without success
         self._unused: UnusedLayers | None = None
         self._completed: Widths | None = None  # with the layers that have been called since the last step
         self._late_calls = 0  # of layers that no example had used
@@ -196,7 +204,7 @@ class Grower:
                 with ordinary_tensors():
                     self._taps.begin(list(map(as_call, examples_in(example))))
         except BaseException:
-            self.detach()
+            self.detach(keep_ages=True)  # which may be those of the present grower
             raise
         attach(self.model, self)
 
@@ -204,7 +212,10 @@ class Grower:
 
     def _attach(self, calls: Sequence[Call]) -> None:
         """Find the widths and watch those that can grow; called before the first training pass."""
-        self._watch(known_widths(self.model, partial(self._examples, calls), tie=self.tie), calls)
+        known = known_widths(self.model, partial(self._examples, calls), tie=self.tie)
+        if known.structure.unused:  # they are needed again
+            calls = [call.copied() for call in calls]
+        self._watch(known, calls)
         if "activations" in self.strategy.trigger.needs and self._layers:
             self.buffer.remember_untrained({layer.name: layer.fan_out_norms() for layer in self._layers})
 
@@ -215,9 +226,9 @@ class Grower:
         """Watch the widths that can grow; those that are watched already keep their state."""
         present = {layer.name: layer for layer in self._layers or ()}
         allowed = self._allowed_reasons
-        chosen = choose_widths(known, self.include, self.exclude, allowed | FROZEN)
-        frozen = [width for width in chosen if width.obstacle(allowed) is not None]
-        chosen = [width for width in chosen if width not in frozen]
+        chosen = choose_widths(known, self.include, self.exclude, allowed | self._passing_reasons)
+        waiting = [width for width in chosen if width.obstacle(allowed) is not None]
+        chosen = [width for width in chosen if width not in waiting]
         layers = make_layers(self.model, self.strategy, chosen, calls, self.buffer) if chosen else []
         for layer in layers:
             layer.ranks = self._taps.ranks
@@ -228,12 +239,12 @@ class Grower:
                 layer.memory = old.memory
             else:
                 self.strategy.trigger.start(layer)
-        self._set_maximum_sizes(layers, known)
+        self._set_maximum_sizes(layers, known, begun=self._layers is not None)
         self.buffer.watch({layer.name: (layer.width, layer.route) for layer in layers if layer.route is not None})
         if self._taps.keep_inputs and not has_convolutions(self.model):
             for call in calls:
                 self.buffer.count_rows(call)
-        self._widths, self._layers, self._calls, self._frozen_widths = known, layers, list(calls), frozen
+        self._widths, self._layers, self._calls, self._waiting = known, layers, list(calls), waiting
         if self.prune:
             self._watch_dead_neurons(layers)
         self._schedule.start(layer.name for layer in layers)
@@ -243,11 +254,10 @@ class Grower:
         self._check_budget()
         self._prepare_passes()
         if not layers:
-            reasons = "; ".join(f"{width.name}: {width.obstacle(allowed)}" for width in frozen)
-            self._warn(
-                f"no width can grow as long as parts of the model are frozen ({reasons}): unfreeze them with "
-                "requires_grad_(True), or pass frozen=True"
-            )
+            reasons = [why for width in waiting if (why := width.obstacle(allowed)) is not None]
+            listed = "; ".join(f"{width.name}: {why}" for width, why in zip(waiting, reasons, strict=True))
+            remedies = ", or ".join(dict.fromkeys(str(why.kind.remedy) for why in reasons))
+            self._warn(f"no width can grow yet ({listed}): {remedies}")
 
     def _watch_again(self, known: Widths) -> None:
         """Watch other widths than before, in a training that has begun."""
@@ -258,6 +268,18 @@ class Grower:
         finally:
             self._taps.muted = False
 
+    def _adopt(self) -> None:
+        """Watch the widths that were found when a layer was called."""
+        if self._completed is not None:
+            completed, self._completed = self._completed, None
+            self._watch_again(completed)
+
+    def _may_watch_more(self) -> bool:
+        """Whether a width can grow by now; not while the whole model is frozen, as a discriminator is at times."""
+        if not any(parameter.requires_grad for parameter in self.model.parameters()):
+            return False
+        return any(width.obstacle(self._allowed_reasons) is None for width in self._waiting)
+
     def _watch_dead_neurons(self, layers: Sequence[Layer]) -> None:
         before = {} if self._dead is None else self._dead.state()
         self._dead = DeadNeurons(self.model, layers, self.buffer)
@@ -265,37 +287,86 @@ class Grower:
         for name, reason in self._dead.problems.items():
             self._warn(f"dead neurons of {name} are not dropped: {reason}")
 
-    def _set_maximum_sizes(self, layers: Sequence[Layer], known: Widths) -> None:
+    def _set_maximum_sizes(self, layers: Sequence[Layer], known: Widths, begun: bool) -> None:
         endless = not self.strategy.trigger.stops and self.max_parameters is None
         factor = float(FACTOR) if endless else None
-        self._limited = set_maximum_sizes(layers, known, self.max_width, self.round_to, factor)
+        self._limited = set_maximum_sizes(layers, known, self.max_width, self.round_to, factor, begun)
 
     @property
     def _allowed_reasons(self) -> frozenset[Kind]:
         """Kinds of reasons not to grow that do not count: uncalled layers are resized when they are called."""
-        # Several processes would have to resize a layer together, though only one may call it; a hook breaks a graph.
-        late = not wrappers_of(self.model) and not self._taps.compiled
-        return frozenset([Kind.PARTLY_FROZEN] * self.frozen + [Kind.NOT_CALLED] * late)
+        return frozenset([Kind.PARTLY_FROZEN] * self.frozen + [Kind.NOT_CALLED] * self._notices_calls)
+
+    @property
+    def _passing_reasons(self) -> frozenset[Kind]:
+        """Kinds of reasons not to grow that may pass: until then the width is not watched."""
+        return FROZEN | ({Kind.IDLE} if self._notices_calls else set())
+
+    @property
+    def _notices_calls(self) -> bool:
+        """Whether the first call of a layer is noticed.
+
+        Several processes would have to resize a layer together, though only one may call it; a hook breaks a graph.
+        """
+        return not wrappers_of(self.model) and not self._taps.compiled
 
     def _watch_unused(self, known: Widths) -> None:
         """Notice when a layer is called that no example has used."""
         if self._unused is not None:
             self._unused.remove()
-        late = known.structure.not_called if Kind.NOT_CALLED in self._allowed_reasons else ()
-        self._unused = UnusedLayers(self.model, late, self._complete)
+        late = known.structure.not_called if self._notices_calls and self._searches < _SEARCHES else ()
+        self._unused = UnusedLayers(self.model, late, self._on_late_call)
+
+    def _on_late_call(self, module: nn.Module, call: Call) -> None:
+        """Act on the call of a layer that no example has used, which is about to run.
+
+        If values decide what runs, a trace of the same pass may run something else, so that the layer could not be
+        resized now; but then no width has grown that it may read, and the widths can be found again later.
+        """
+        known = self._completed or self._widths
+        assert known is not None
+        if not known.structure.by_values:
+            self._complete(module, call)
+        elif self._noticed is None:
+            self._noticed, self._busy_from = call, 0
+
+    def _search_again(self, call: Call) -> None:
+        """Find the widths with another pass, in which a layer was called that no example has used."""
+        assert self._widths is not None
+        self._noticed, known = None, self._widths.structure
+        found, _ = self._more_widths(known, call)
+        if found.structure.unused < known.unused:
+            self._calls.append(call)
+            self._late_calls += 1
+            self._watch_again(publish(found, self.model))
+        else:  # it was not used in the trace
+            self._searches += 1
+            self._watch_unused(self._widths)
+
+    def _more_widths(self, known: Structure, call: Call) -> tuple[Widths, list[Resize]]:
+        with ordinary_tensors(), warnings.catch_warnings(), torch.enable_grad(), saving_apart():
+            warnings.filterwarnings("ignore", "the example does not use")  # which is known
+            return more_widths(self.model, known, as_example(self.model, call), self.tie)
 
     @torch.no_grad()
-    def _complete(self, call: Call) -> None:
-        """Resize a layer that no example has used, which is about to run, and find the widths with it."""
+    def _complete(self, module: nn.Module, call: Call) -> None:
+        """Resize a layer that is about to run, and find the widths with it."""
         assert self._widths is not None
-        known, calls = (self._completed or self._widths).structure, [*self._calls, call.copied()]
-        with ordinary_tensors(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "the example does not use")  # which is known
-            with torch.enable_grad(), saving_apart():
-                found, resizes = complete_widths(self.model, known, self._examples(calls), self.tie)
+        known = (self._completed or self._widths).structure
+        with ordinary_tensors():
+            found, resizes = self._more_widths(known, call)
+            if not {id(own) for own in module.parameters()}.isdisjoint(
+                id(own) for name, own in self.model.named_parameters() if name in found.structure.unused
+            ):
+                raise ValueError(
+                    f"{type(module).__name__} is used in this pass for the first time, but not when the pass is run "
+                    "again, so that it cannot be resized: pass a list of inputs that together use all layers to the "
+                    "Grower, as example=[...]"
+                )
             with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
                 resize_late_layers(surgery, found, known.unused, resizes)
-        self._completed, self._calls = publish(found, self.model), calls
+        self._completed = publish(found, self.model)
+        self._calls.append(call)
         self._late_calls += 1
         self._busy_from = 0
         self._watch_unused(found)
@@ -326,7 +397,7 @@ class Grower:
         self._handles = []
         if self.ages and not keep_ages:
             for optimizer in self._optimizers:
-                forget(optimizer)
+                forget(optimizer, self.model.parameters())
 
     def _join(self, ranks: Ranks) -> None:
         """Decide together with other processes from now on; called in the first pass that runs in all of them."""
@@ -454,8 +525,7 @@ class Grower:
             )
         elif self._completed is not None:
             self.steps += 1
-            self._watch_again(self._completed)  # what was recorded at this step lacks the layer
-            self._completed = None
+            self._adopt()  # what was recorded at this step lacks the layer
         else:
             self.steps += 1
             names = self._schedule.due(self.steps)
@@ -470,7 +540,9 @@ class Grower:
                 events = self._look(due, closure)
             if self._dead is not None:
                 events = events + self._drop(self._dead)
-        if any(width.obstacle(self._allowed_reasons) is None for width in self._frozen_widths):
+        if self._noticed is not None:
+            self._search_again(self._noticed)
+        elif self._waiting and self._may_watch_more():
             assert self._widths is not None
             self._watch_again(self._widths)
         taps.clear_records()
@@ -485,7 +557,7 @@ class Grower:
         growable = {layer.name for layer in self._layers or () if not layer.full}
         self._taps.want(self._schedule.due(self.steps + 1) & growable, eagerly=grown)
         # Before the next look, its passes are prepared.
-        busy = grown or self._dead is not None or bool(self._frozen_widths)
+        busy = grown or self._dead is not None or bool(self._waiting) or self._noticed is not None
         self._busy_from = 0 if busy else self._schedule.next_look(growable) - 1
 
     def _look(self, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
@@ -709,6 +781,7 @@ class Grower:
 
     def state_dict(self) -> dict[str, Any]:
         """State needed to resume growth: sizes, baselines, buffered inputs, the random state and the history."""
+        self._adopt()
         layers = {
             layer.name: {
                 "initial": layer.initial,
@@ -730,6 +803,7 @@ class Grower:
             "passes": self.buffer.passes,
             "example": calls[0] if calls else None,
             "further examples": calls[1:],
+            "waiting": [width.name for width in self._waiting],
             "resizes": [] if self._widths is None else self._widths.resizes,
             "history": self.history.state_dict(),
             "dead": None if self._dead is None else self._dead.state(),
@@ -748,12 +822,18 @@ class Grower:
         with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
             self.resize_to(state, surgery)
         for layer in self._layers or ():
-            saved = state["layers"][layer.name]
+            saved = state["layers"].get(layer.name)
+            if saved is None:  # it was not watched yet
+                layer.initial, layer.memory = layer.size, {}
+                self.strategy.trigger.start(layer)
+                self._schedule.load(layer.name, {})
+                continue
             layer.initial = saved["initial"]
             layer.memory = dict(saved["memory"])
             self._schedule.load(layer.name, saved)
         if self._widths is not None:
-            self._set_maximum_sizes(self._layers or (), self._widths)
+            self._set_maximum_sizes(self._layers or (), self._widths, begun=True)
+            self._widths.resizes = state.get("resizes", self._widths.resizes)
         untrained = state["untrained"]
         self.buffer.untrained = None if untrained is None else Untrained.from_state(untrained)
         self.steps = state["steps"]
@@ -781,6 +861,7 @@ class Grower:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless a state can be loaded; finds the widths first if they are not known."""
+        self._adopt()
         if state["strategy"] != repr(self.strategy):
             raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
         if state["example"] is None:
@@ -789,8 +870,10 @@ class Grower:
             with ordinary_tensors():
                 examples = [state["example"], *state.get("further examples", ())]
                 self._taps.begin([Call.from_parts(*each) for each in examples])
+        self.check_examples(state)
         own_names, saved_names = {layer.name for layer in self._layers or ()}, set(state["layers"])
-        if own_names != saved_names:
+        waiting, waited = {width.name for width in self._waiting}, set(state.get("waiting", ()))
+        if saved_names - own_names - waiting or own_names - saved_names - waited:
             raise ValueError(
                 f"the state is of other widths: {sorted(saved_names - own_names)} only in the state, "
                 f"{sorted(own_names - saved_names)} only in the grower"
@@ -800,12 +883,12 @@ class Grower:
         """Give the model the sizes in a state, with arbitrary values: the state of the model is loaded afterwards."""
         if self._widths is not None and state["sizes"]:
             resize_widths(surgery, self._widths, state["sizes"], torch.Generator().manual_seed(0))
-            self._widths.resizes = state.get("resizes", self._widths.resizes)
 
     def _start_again(self) -> None:
         """Wait for the first training pass, as a new grower does."""
         self._layers = self._widths = self._completed = self._dead = None
-        self._calls, self._frozen_widths, self._late_calls = [], [], 0
+        self._calls, self._waiting, self._late_calls = [], [], 0
+        self._noticed, self._searches = None, 0
         if self._unused is not None:
             self._unused.remove()
         self._schedule.start(())

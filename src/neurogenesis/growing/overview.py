@@ -44,6 +44,8 @@ def _state(strategy: Strategy, layer: Layer, seen: Observation | None, done: int
         return f"done until step {done}"
     if seen is None:
         return "before the first gradient step"
+    if seen.metric is None and "fan-out gradients" in strategy.trigger.needs and not layer.memory:
+        return "no gradient has reached all layers that read it"
     if seen.metric is None and "activations" in strategy.trigger.needs and layer.waiting is not None:
         return f"waiting: {layer.waiting}"
     return ""

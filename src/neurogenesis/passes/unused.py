@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ..structure.modes import as_ordinary, ordinary_tensors
 from ..structure.tracing import is_internal_run
 from .replay import Call, Hook
 
@@ -17,12 +18,13 @@ class UnusedLayers:
     Args:
         model: the model.
         parameters: names of the parameters that have not been used; their modules are watched.
-        on_call: called with the arguments of the model when one of the modules is about to run, in any mode.
+        on_call: called when one of the modules is about to run, in any mode, with the module and a copy of the
+            arguments of the model.
     """
 
-    def __init__(self, model: nn.Module, parameters: Iterable[str], on_call: Callable[[Call], None]):
+    def __init__(self, model: nn.Module, parameters: Iterable[str], on_call: Callable[[nn.Module, Call], None]):
         self._model, self._on_call = model, on_call
-        self._call: Call | None = None
+        self._arguments: tuple[Any, Any] | None = None  # of the model, while it runs
         self._handles: list[Any] = []
         for path in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
             self._handles.append(model.get_submodule(path).register_forward_pre_hook(Hook(self._called)))
@@ -32,17 +34,20 @@ class UnusedLayers:
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not is_internal_run(self._model):
-            self._call = Call.of(args, kwargs)
+            self._arguments = args, kwargs
 
     def _leave(self, *_: Any) -> None:
         if not is_internal_run(self._model):
-            self._call = None
+            self._arguments = None
 
-    def _called(self, *_: Any) -> None:
-        if self._call is not None and not is_internal_run(self._model):
-            self._on_call(self._call)
+    def _called(self, module: nn.Module, *_: Any) -> None:
+        if self._arguments is not None and not is_internal_run(self._model):
+            with ordinary_tensors():
+                call = Call.of(*as_ordinary(self._arguments)).copied()
+            self._on_call(module, call)
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._arguments = None

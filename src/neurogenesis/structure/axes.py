@@ -101,6 +101,7 @@ class Structure:
         self.unused: frozenset[str] = frozenset()  # parameters and buffers that no example uses
         self.not_called: frozenset[str] = frozenset()  # parameters of modules that no example calls
         self.resizes: list[tuple[Atom, int | list[int]]] = []  # neurons added or removed, if something is unused
+        self.by_values = False  # whether the values of tensors decide what runs, as in mixtures of experts
         self.held: dict[Atom, Reason] = {}  # widths that these may be connected to
         self.complete: set[Atom] = set()  # sizes that they cannot be connected to
         self._model = weakref.ref(model)

@@ -1,6 +1,6 @@
-"""Find the widths of a model again when a layer runs that no example used, although widths have been resized since.
+"""Find more widths of a model when a layer runs that no example used, also if widths have been resized since.
 
-That layer still has the sizes of the beginning. So the model is traced with these: at the sizes of the beginning, all
+Such a layer still has the sizes of the beginning. So the model is traced with these: at the sizes of the beginning, all
 its parts fit each other. What has been resized since then tells how the layer must be resized.
 """
 
@@ -8,27 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from .axes import Structure, named_tensors
-from .terms import Atom, leaves, size
+from .limits import hold_unused
+from .reasons import Kind
+from .terms import Atom, Product, Term, concatenation, product, resolve, size
 from .tracing import Example
 from .widths import Widths, find_widths
 
 Resize = tuple[Atom, int | list[int]]  # neurons added at the end of a width, or the indices of those removed
+_FOUND_AGAIN = (Kind.NOT_PRODUCED, Kind.NOT_CONSUMED, Kind.ONLY_BUFFERS)  # reasons that more layers may remove
 
 
-def complete_widths(
-    model: nn.Module, known: Structure, examples: Sequence[Example], tie: Sequence[str | Sequence[str]]
+def more_widths(
+    model: nn.Module, known: Structure, example: Example, tie: Sequence[str | Sequence[str]]
 ) -> tuple[Widths, list[Resize]]:
     """The widths at the sizes of the beginning, and what has been resized since, in terms of these widths.
 
     Args:
         model: the model.
         known: the structure that the earlier examples have shown.
-        examples: all examples, the latest included.
+        example: an input that may use other layers.
         tie: groups of widths that grow together, as in `widths`.
 
     Raises:
@@ -36,9 +40,13 @@ def complete_widths(
     """
     initial = initial_sizes(known)
     tensors = {name: _with_shape(own, known, name, initial) for name, own in named_tensors(model).items()}
+    copy, atoms = _copied(known, model, initial)
     with _attributes(model, known, initial):
-        found = find_widths(model, examples, tie, tensors)
-    return found, [(_same_width(known, found.structure, atom), change) for atom, change in known.resizes]
+        found = find_widths(model, [example], tie, tensors, copy)
+    if found.structure.by_values != known.by_values:  # by which it was decided that widths may be resized
+        found.structure.by_values = known.by_values
+        hold_unused(found.structure, model)
+    return found, _translated(known.resizes, atoms)
 
 
 def initial_sizes(structure: Structure) -> dict[Atom, int]:
@@ -72,16 +80,52 @@ def _attributes(model: nn.Module, structure: Structure, sizes: Mapping[Atom, int
             setattr(model.get_submodule(path), name, value)
 
 
-def _same_width(known: Structure, found: Structure, atom: Atom) -> Atom:
-    """The atom that runs through the same axes and, besides, only through those that were not used before."""
-    places = known.places[atom]
-    tensor, axis = places[0]
-    for leaf in leaves(found.axes[tensor][axis]):
-        if set(places) <= set(found.places[leaf]):
-            others = {name for name, _ in set(found.places[leaf]) - set(places)}
-            if others <= known.unused:
-                return leaf
-    raise ValueError(
-        f"a layer that the example does not use connects {tensor} with other widths, and they have been resized "
-        "independently: pass a list of inputs that together use all layers from the start, as example=[...]"
-    )
+def _copied(known: Structure, model: nn.Module, sizes: Mapping[Atom, int]) -> tuple[Structure, dict[Atom, Atom]]:
+    """A copy of a structure at other sizes, which can be extended, and its atoms by those of the structure."""
+    atoms: dict[Atom, Atom] = {}
+    axes = {
+        name: [Atom(size(term)) if name in known.unused else _copied_term(term, sizes, atoms) for term in terms]
+        for name, terms in known.axes.items()
+    }
+    copy = Structure(model, axes)
+    copy.unused, copy.not_called, copy.by_values = known.unused, known.not_called, known.by_values
+    copy.masks, copy.both_ways = set(known.masks), set(known.both_ways)
+    copy.normed_along, copy.normed_across = set(known.normed_along), set(known.normed_across)
+    copy.roles = {place: role for place, role in known.roles.items() if place[0] not in known.unused}
+    copy.attributes = [replace(each, term=_copied_term(each.term, sizes, atoms)) for each in known.attributes]
+    return copy, atoms
+
+
+def _copied_term(term: Term, sizes: Mapping[Atom, int], atoms: dict[Atom, Atom]) -> Term:
+    term = resolve(term)
+    if isinstance(term, Atom):
+        if term not in atoms:
+            reasons = [reason for reason in term.fixed if reason.kind not in _FOUND_AGAIN]
+            atoms[term] = Atom(size(term, sizes), fixed=reasons)
+        return atoms[term]
+    if isinstance(term, Product):
+        return product(_copied_term(each, sizes, atoms) for each in term.factors)
+    return concatenation(_copied_term(each, sizes, atoms) for each in term.parts)
+
+
+def _translated(resizes: Sequence[Resize], atoms: Mapping[Atom, Atom]) -> list[Resize]:
+    """What has been resized, in terms of the atoms of a copy, some of which may have been unified since."""
+    changes: dict[Atom, list[int | list[int]]] = {}
+    for atom, change in resizes:
+        changes.setdefault(atom, []).append(change)
+    first: dict[Term, Atom] = {}
+    result: list[Resize] = []
+    for atom, copy in atoms.items():
+        found = resolve(copy)
+        other = first.setdefault(found, atom)
+        if changes.get(atom) != changes.get(other) or (atom in changes and not isinstance(found, Atom)):
+            raise ValueError(
+                "a layer that the example does not use connects widths that have been resized independently: pass a "
+                "list of inputs that together use all layers from the start, as example=[...]"
+            )
+    for atom, change in resizes:
+        found = resolve(atoms[atom])
+        assert isinstance(found, Atom)
+        if first[found] is atom:  # once, if several are one by now
+            result.append((found, change))
+    return result

@@ -126,12 +126,13 @@ def hold_unused(structure: Structure, model: nn.Module) -> None:
     """
     parameters = [name for name, _ in model.named_parameters() if name in structure.unused]
     lengths = {name: _largest_axis(model, name) for name in parameters}
+    structure.held.clear()
     for atom in (each for each in growable_atoms(structure) if each not in structure.complete):
         if fitting := [name for name, length in lengths.items() if length >= atom.size]:
             nearest = min(fitting, key=lambda name: (lengths[name] % atom.size, lengths[name]))
             text = f"{layer_of(nearest)} is not used by the example and may be connected to it"
-            called = not structure.not_called.issuperset(fitting)
-            structure.held[atom] = Reason(text, Kind.UNUSED if called else Kind.NOT_CALLED)
+            kind = Kind.IDLE if structure.by_values else Kind.NOT_CALLED
+            structure.held[atom] = Reason(text, kind if structure.not_called.issuperset(fitting) else Kind.UNUSED)
 
 
 def _largest_axis(model: nn.Module, name: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,14 @@ from .reasons import Kind, Reason
 from .rules import Axes
 from .terms import Atom, Product, Term, concatenation, fix, leaves, product, resolve, size
 from .tracing import Example, Rejected, Tracer, tensors_in, trace
+
+
+class Run(NamedTuple):
+    """A run of the model on an example, in a mode, with its own weights or noisy ones."""
+
+    example: int
+    training: bool
+    noisy: bool
 
 
 def rehearse(
@@ -59,12 +67,25 @@ def attempt_growth(
     model: nn.Module,
     examples: Sequence[Example],
     structure: Structure,
-    perturb: Callable[[], dict[str, Tensor]],
-    outputs: Mapping[tuple[int, bool], Any],
+    perturb: Callable[[bool], dict[str, Tensor]],
+    outputs: Mapping[Run, Any],
     grown: Sequence[Atom],
 ) -> None:
-    """Run the model with the given atoms grown; raise if it fails or if outputs change, in any example and mode."""
-    current, parameters = perturb(), dict(model.named_parameters())
+    """Run the model with the given atoms grown; raise if it fails or if outputs change, in any of the runs."""
+    for noisy in dict.fromkeys(run.noisy for run in outputs):
+        own = {run: expected for run, expected in outputs.items() if run.noisy == noisy}
+        _attempt_runs(model, examples, structure, perturb(noisy), own, grown)
+
+
+def _attempt_runs(
+    model: nn.Module,
+    examples: Sequence[Example],
+    structure: Structure,
+    current: dict[str, Tensor],
+    outputs: Mapping[Run, Any],
+    grown: Sequence[Atom],
+) -> None:
+    parameters = dict(model.named_parameters())
     generator = torch.Generator().manual_seed(0)
     sizes: dict[Atom, int] = {}
     for atom, amount in _choose_amounts(structure, grown).items():
@@ -81,10 +102,10 @@ def attempt_growth(
     try:
         for path, name, value in attributes:
             setattr(modules[path], name, value)
-        for (number, training), expected in outputs.items():
+        for run, expected in outputs.items():
             copies = with_copied_buffers(current, parameters)
             tracer = Tracer(model, copies, axes, strict=True)
-            check_equal_outputs(expected, trace(model, examples[number], tracer, copies, training))
+            check_equal_outputs(expected, trace(model, examples[run.example], tracer, copies, run.training))
     except Rejected as rejected:
         rejected.atoms = [originals[id(atom)] for atom in rejected.atoms]
         raise
@@ -149,9 +170,12 @@ def _tolerance(rounding: float) -> float:
     return float(min(rounding**0.5, max(1e2 * rounding, 1e-8)))
 
 
-def perturbed(tensors: Mapping[str, Tensor], trained: Container[str]) -> dict[str, Tensor]:
-    """Copy tensors, adding deterministic noise to those in `trained`: weights initialized to zero would hide errors."""
-    return {name: _add_noise(t.detach()) if name in trained else t.detach().clone() for name, t in tensors.items()}
+def perturbed(tensors: Mapping[str, Tensor], trained: Container[str], noisy: bool) -> dict[str, Tensor]:
+    """Copy tensors; if `noisy`, deterministic noise is added to those in `trained`, where zeros would hide errors."""
+    return {
+        name: _add_noise(own.detach()) if noisy and name in trained else own.detach().clone()
+        for name, own in tensors.items()
+    }
 
 
 def _add_noise(tensor: Tensor) -> Tensor:

@@ -161,6 +161,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.names = {id(tensor): name for name, tensor in tensors.items()}
         self.used: set[str] = set()
         self.called: set[nn.Module] = {model}
+        self.by_values = False  # whether the code reads the values of tensors, on which it may branch
         self.labels = WeakTensorKeyDictionary()
         self.frames = [_Frame(model, "")]
         self.roles: list[RoleRecord] = []
@@ -242,6 +243,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         inputs = [term for tensor in call.tensors() for term in self.label(tensor).axes]
         self.operations.setdefault(self.frames[-1].key, []).append((call.where, inputs))
+        self.by_values |= call.name in _BY_VALUES or _has_mask(call)
         try:
             result = func(*args, **(kwargs or {}))
         except Exception as error:
@@ -320,6 +322,16 @@ _ZERO_PRESERVING = {
         "rsub sin stack sub sum tanh where"
     ).split()
 }
+
+
+# Operations by which the values of tensors reach Python, or decide on sizes.
+_BY_VALUES = {f"aten.{name}" for name in "_local_scalar_dense _unique2 bincount equal masked_select nonzero".split()}
+
+
+def _has_mask(call: _Call) -> bool:
+    """Whether an operation picks entries by a mask."""
+    indices = call.arguments.get("indices") if call.name in ("aten.index", "aten.index_put") else None
+    return any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices or ())
 
 
 def _zero_sources(call: _Call, labels: list[Label]) -> frozenset[str]:

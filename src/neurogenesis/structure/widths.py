@@ -28,7 +28,7 @@ from .fills import FanIn
 from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, hold_unused, tie_widths
 from .modes import ordinary_tensors
 from .reasons import Kind, Reason
-from .rehearsal import attempt_growth, perturbed, rehearse, with_copied_buffers
+from .rehearsal import Run, attempt_growth, perturbed, rehearse, with_copied_buffers
 from .rules import Axes, RuleError
 from .terms import Atom, Product, Sum, Term, fix, leaves, positions_of, resolve, size
 from .tracing import Example, Examples, Rejected, Tracer, examples_in, tensors_in, trace
@@ -288,25 +288,38 @@ def find_widths(
     model: nn.Module,
     examples: Sequence[Example],
     tie: Sequence[str | Sequence[str]] = (),
-    shapes: Mapping[str, Tensor] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
+    known: Structure | None = None,
 ) -> Widths:
-    """The widths of a model, which is run with tensors of other shapes in place of its own if these are given."""
-    tensors = named_tensors(model) if shapes is None else dict(shapes)
+    """The widths of a model.
+
+    Args:
+        model: the model.
+        examples: its inputs.
+        tie: groups of widths that grow together, as in `widths`.
+        tensors: what the model is run with in place of its own parameters and buffers; they may have other shapes.
+        known: what is known of the model already, from other examples; it becomes part of the result.
+    """
+    tensors = named_tensors(model) if tensors is None else tensors
     check_supported(model, tensors)
     parameters = dict(model.named_parameters())
-    axes: dict[str, Axes] = {name: [Atom(n) for n in tensor.shape] for name, tensor in tensors.items()}
-    structure = Structure(model, axes)
+    structure = known or Structure(model, {name: [Atom(n) for n in own.shape] for name, own in tensors.items()})
+    axes = structure.axes
     perturb = partial(perturbed, tensors, parameters)
-    base = perturb()
     operations: dict[Any, list[tuple[str, Axes]]] = {}
-    outputs: dict[tuple[int, bool], Any] = {}
-    used: set[str] = set()
+    outputs: dict[Run, Any] = {}
+    used = set[str]() if known is None else tensors.keys() - known.unused
     called: set[nn.Module] = set()
-    for number, training in product(range(len(examples)), (False, True)):
+    for noisy, number, training in product((True, False), range(len(examples)), (False, True)):
+        if not noisy and not (structure.by_values and tensors.keys() - used):
+            continue  # else noise might keep experts from being used
+        if number == 0 and not training:
+            base = perturb(noisy)
+        run = Run(number, training, noisy)
         copies = with_copied_buffers(base, parameters)
         tracer = Tracer(model, copies, axes, strict=False)
         try:
-            outputs[number, training] = trace(model, examples[number], tracer, copies, training)
+            outputs[run] = trace(model, examples[number], tracer, copies, training)
         except RuleError:
             raise
         except Exception as error:
@@ -316,7 +329,7 @@ def find_widths(
                 raise ValueError(f"the model rejects the example: {message}") from cause
             _warn(f"the model fails in training mode on this example ({message}): layers used only then are ignored")
             continue
-        for tensor in tensors_in(outputs[number, training]):
+        for tensor in tensors_in(outputs[run]):
             for term in tracer.label(tensor).axes:
                 fix(term, Reason("a size of the model's output", Kind.OUTPUT))
         for key, seen in tracer.operations.items():
@@ -324,6 +337,7 @@ def find_widths(
         structure.add(tracer, copies)
         used |= tracer.used
         called |= tracer.called
+        structure.by_values |= tracer.by_values
     if next(tensors_in(outputs), None) is None:
         raise ValueError("the model's output holds no tensor: return tensors, or tuples, lists or dicts of tensors")
     # Of quantized weights, operations see the tensors inside.
@@ -332,7 +346,8 @@ def find_widths(
     structure.unused = frozenset(name for name in tensors if name not in used)
     idle = [each.idle(model) for each in extensions(model)]
     unused = [name for name in parameters if name not in used and not any(name in names for names in idle)]
-    structure.not_called = frozenset(name for name in unused if _can_be_called(model, name, called))
+    still = {name for name in unused if _can_be_called(model, name, called)}
+    structure.not_called = frozenset(still if known is None else still & known.not_called)
     if unused:
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         names = f"{', '.join(unused[:3])}{more}"

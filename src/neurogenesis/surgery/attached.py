@@ -44,7 +44,7 @@ def attach(model: nn.Module, new: Attached) -> None:
         left = [each for each in present.optimizers if each not in new.optimizers]
         present.detach(keep_ages=True)
         for each in left:
-            forget(each)
+            forget(each, model.parameters())
     _ATTACHED[model] = weakref.ref(new)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from ..structure.axes import named_tensors
 from ..structure.completing import Resize
+from ..structure.edits import grouped
 from ..structure.widths import Widths
 from .plan import Plan, Surgery
 
@@ -19,19 +20,22 @@ def resize_late_layers(surgery: Surgery, found: Widths, unused: Container[str], 
 
     Args:
         surgery: of the model.
-        found: the model's widths at the sizes of the beginning; they have the present sizes afterwards.
+        found: the model's widths at the sizes of the beginning; they have the present sizes afterwards, and remember
+            what has been resized.
         unused: parameters and buffers that were not used before.
         resizes: what has been resized since the beginning.
     """
     structure, generator = found.structure, torch.Generator().manual_seed(0)
-    names = {atom: width.name for width in found for atom in [width.atom]}
+    tensors = {name: own.detach() for name, own in named_tensors(surgery.model).items()}
     for atom, change in resizes:
         after = atom.size + (change if isinstance(change, int) else -len(change))
         attributes = structure.attribute_changes(atom, after - atom.size)
-        for edit in structure.edits(atom, change, named_tensors(surgery.model), generator):
-            if edit.tensor in unused:
-                path = edit.tensor.rpartition(".")[0]
-                own = tuple(each for each in attributes if each[0] == path)
-                attributes = [each for each in attributes if each[0] != path]  # once, with the first of its tensors
-                surgery.apply(Plan(names.get(atom, edit.tensor), atom.size, after, (edit,), own))
+        late = [edit for edit in structure.edits(atom, change, tensors, generator) if edit.tensor in unused]
+        for name, edits in grouped(late).items():
+            path = name.rpartition(".")[0]
+            own = tuple(each for each in attributes if each[0] == path)
+            attributes = [each for each in attributes if each[0] != path]  # once, with the first of its tensors
+            surgery.apply(Plan(name, atom.size, after, tuple(edits), own))
+        tensors.update({name: named_tensors(surgery.model)[name].detach() for name in grouped(late)})
         atom.size = after
+    structure.resizes = list(resizes)

@@ -304,6 +304,8 @@ def shrink(
         (torch.Size([6, 4]), 6)
     """
     found = _find_width(unwrapped(model), width, example)
+    if isinstance(neurons, int):
+        raise TypeError(f"{found.name}: expected the indices of the neurons to remove, such as [{neurons}] or range(2)")
     if found.fixed is None and (why := found.structure.held.get(found.atom)) is not None:
         raise ValueError(f"{found.name} cannot shrink: {why}: {why.kind.remedy}")
     plan = plan_shrinkage(model, found, neurons)

@@ -10,7 +10,7 @@ touched. Births and hooks are removed once the correction is negligible.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -54,12 +54,17 @@ def resume(optimizer: Optimizer) -> None:
         add_hooks(optimizer)
 
 
-def forget(optimizer: Optimizer) -> None:
-    """Remove births and hooks from an optimizer: all weights count as old from now on."""
-    for parameter in _parameters(optimizer):
-        optimizer.state.get(parameter, {}).pop(KEY, None)
+def forget(optimizer: Optimizer, parameters: Iterable[Tensor] | None = None) -> None:
+    """Remove births and hooks from an optimizer: all weights, or those of some parameters, count as old from now on."""
+    chosen = None if parameters is None else set(map(id, parameters))
+    states = {id(parameter): optimizer.state.get(parameter, {}) for parameter in _parameters(optimizer)}
+    for number, state in states.items():
+        if chosen is None or number in chosen:
+            state.pop(KEY, None)
     hooks = _hooks_of(optimizer)
-    if hooks is not None:
+    if hooks is not None and any(KEY in state for state in states.values()):
+        hooks.release_memory()
+    elif hooks is not None:
         hooks.remove()
 
 
