@@ -122,9 +122,9 @@ def fit_in(
         found = known_widths(model, example)
     for name in (each for each in differing if each in found.structure.unused):
         raise ValueError(
-            f"{name} has shape {shapes[name]} in the state, but {tuple(tensors[name].shape)} in the model, and no example "
-            "uses it: switch it on before the state is loaded, or pass a list of inputs that together use all layers, "
-            "as example=[...]"
+            f"{name} has shape {shapes[name]} in the state, but {tuple(tensors[name].shape)} in the model, and no "
+            "example uses it: switch it on before the state is loaded, or pass a list of inputs that together use all "
+            "layers, as example=[...]"
         )
     sizes = sizes_from_shapes(found, shapes)
     resized = {name: number for name, number in sizes.items() if found[name].size != number}

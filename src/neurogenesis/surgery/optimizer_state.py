@@ -86,8 +86,8 @@ def check_optimizers(model: nn.Module, resized: Iterable[str], optimizers: Seque
         parameter = parameters.get(name)
         if parameter is not None and parameter.requires_grad and id(parameter) not in held:
             raise ValueError(
-                f"no optimizer given holds {name}: pass all optimizers of the model, as optimizer=[first, second] or, to "
-                "a Grower that is there already, as grower.optimizers = [first, second]; or add the parameter to the "
+                f"no optimizer given holds {name}: pass all optimizers of the model, as optimizer=[first, second] or, "
+                "to a Grower that is there already, as grower.optimizers = [first, second]; or add the parameter to an "
                 "optimizer with add_param_group(), or freeze it with requires_grad_(False)"
             )
 
