@@ -471,14 +471,25 @@ class Routed(nn.Module):
         return y
 
 
+class WideRouted(Routed):
+    """With a width before it that no expert can read, which grows from the beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.before(x))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_experts_that_get_no_samples_at_first_are_never_broken(seed: int) -> None:
     torch.manual_seed(seed)
-    model = Routed()
+    model = WideRouted()
     with torch.no_grad():
         model.gate.bias[1:3] = torch.tensor([-1.0, -2.0])
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
-    grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width=12)
+    grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width={"a": 12, "before.0": 30})
     for number in range(40):
         with torch.no_grad():
             if number == 15:
@@ -490,7 +501,8 @@ def test_experts_that_get_no_samples_at_first_are_never_broken(seed: int) -> Non
     assert len(grower._calls) < 6
     sizes = {expert[0].in_features for expert in model.experts}
     assert sizes == {model.a.out_features}
-    assert not grower._widths.structure.unused and grower.widths["a"] == 12  # type: ignore[union-attr]
+    assert not grower._widths.structure.unused  # type: ignore[union-attr]
+    assert grower.widths["a"] == 12 and grower.widths["before.0"] == 30
 
 
 def test_a_state_with_resized_layers_that_no_example_uses_any_more_is_refused_with_the_remedy(tmp_path: Any) -> None:

@@ -334,11 +334,9 @@ class Grower:
         """Find the widths with another pass, in which a layer was called that no example has used."""
         assert self._widths is not None
         self._noticed, known = None, self._widths.structure
-        found, _ = self._more_widths(known, call)
+        found, resizes = self._more_widths(known, call)
         if found.structure.unused < known.unused:
-            self._calls.append(call)
-            self._late_calls += 1
-            self._watch_again(publish(found, self.model))
+            self._watch_again(self._with_present_sizes(found, known, resizes, call))
         else:  # it was not used in the trace
             self._searches += 1
             self._watch_unused(self._widths)
@@ -363,13 +361,17 @@ class Grower:
                     "again, so that it cannot be resized: pass a list of inputs that together use all layers to the "
                     "Grower, as example=[...]"
                 )
-            with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
-                resize_late_layers(surgery, found, known.unused, resizes)
-        self._completed = publish(found, self.model)
-        self._calls.append(call)
-        self._late_calls += 1
+            self._completed = self._with_present_sizes(found, known, resizes, call)
         self._busy_from = 0
         self._watch_unused(found)
+
+    def _with_present_sizes(self, found: Widths, known: Structure, resizes: Sequence[Resize], call: Call) -> Widths:
+        """Resize the layers that are new in a structure; the widths are then those of the model."""
+        with Surgery(self.model, self.optimizers, self.ema, ages=self.ages) as surgery:
+            resize_late_layers(surgery, found, known.unused, resizes)
+        self._calls.append(call)
+        self._late_calls += 1
+        return publish(found, self.model)
 
     @property
     def optimizers(self) -> list[Optimizer]:
