@@ -102,6 +102,19 @@ class Instead(Base):
         return (self.other if self.on else self.head)(self.features(x))
 
 
+class Counting(Auxiliary):
+    """The head runs in every third pass, which the model counts itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.features(x)
+        self.passes += 1
+        return (self.head(h), self.aux(h)) if self.on and self.passes % 3 == 0 else self.head(h)
+
+
 class Checkpointed(Auxiliary):
     """The head that is switched on runs in a checkpoint."""
 
@@ -170,6 +183,18 @@ def test_a_layer_that_is_called_late_computes_what_it_would_have_without_growth(
         each.train(training)
     for own, other in zip(outputs(model), outputs(twin), strict=True):
         torch.testing.assert_close(own, other)
+
+
+def test_a_layer_that_runs_in_every_third_pass_is_resized_in_the_first_of_these() -> None:
+    model = make(Counting)
+    model.on = True
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width=20)
+    for _ in range(7):
+        step(model, optimizer, X)
+        grower.step()
+    assert model.passes == 7
+    assert model.aux.in_features == model.b.out_features == 14
 
 
 def test_neurons_that_were_removed_in_between_are_removed_there_too() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..structure.modes import as_ordinary, ordinary_tensors
 from ..structure.tracing import is_internal_run
-from .replay import Call, Hook
+from .replay import Call, Hook, temporary_attributes
 
 
 class UnusedLayers:
@@ -25,6 +25,9 @@ class UnusedLayers:
     def __init__(self, model: nn.Module, parameters: Iterable[str], on_call: Callable[[nn.Module, Call], None]):
         self._model, self._on_call = model, on_call
         self._arguments: tuple[Any, Any] | None = None  # of the model, while it runs
+        self._numbers: list[
+            tuple[nn.Module, dict[str, Any]]
+        ] = []  # attributes before it ran, such as counters of passes
         self._handles: list[Any] = []
         for path in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
             self._handles.append(model.get_submodule(path).register_forward_pre_hook(Hook(self._called)))
@@ -35,6 +38,7 @@ class UnusedLayers:
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not is_internal_run(self._model):
             self._arguments = args, kwargs
+            self._numbers = [(each, _numbers(each)) for each in self._model.modules()]
 
     def _leave(self, *_: Any) -> None:
         if not is_internal_run(self._model):
@@ -44,10 +48,22 @@ class UnusedLayers:
         if self._arguments is not None and not is_internal_run(self._model):
             with ordinary_tensors():
                 call = Call.of(*as_ordinary(self._arguments)).copied()
-            self._on_call(module, call)
+            changed = [
+                (each, name, value)
+                for each, before in self._numbers
+                for name, value in before.items()
+                if getattr(each, name, value) != value
+            ]
+            with temporary_attributes(changed):  # a model that counts its passes runs the same layers again
+                self._on_call(module, call)
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._arguments = None
+        self._arguments, self._numbers = None, []
+
+
+def _numbers(module: nn.Module) -> dict[str, Any]:
+    """Attributes of a module that are plain numbers."""
+    return {name: value for name, value in vars(module).items() if type(value) in (int, float, bool)}
