@@ -125,7 +125,7 @@ def unevenness(weight: Tensor) -> float:
 
     for an m x n matrix: about a standard normal number for draws, and large where training has singled out rows.
     """
-    squares = weight.flatten(1).double().square()
+    squares = weight.flatten(1).abs().double().square()
     spread = squares.var(correction=0)
     if min(squares.shape) < 2 or not spread > 0:
         return 0.0
