@@ -25,9 +25,8 @@ class UnusedLayers:
     def __init__(self, model: nn.Module, parameters: Iterable[str], on_call: Callable[[nn.Module, Call], None]):
         self._model, self._on_call = model, on_call
         self._arguments: tuple[Any, Any] | None = None  # of the model, while it runs
-        self._numbers: list[
-            tuple[nn.Module, dict[str, Any]]
-        ] = []  # attributes before it ran, such as counters of passes
+        # Attributes before it ran, such as counters of passes.
+        self._numbers: list[tuple[nn.Module, dict[str, Any]]] = []
         self._handles: list[Any] = []
         for path in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
             self._handles.append(model.get_submodule(path).register_forward_pre_hook(Hook(self._called)))
