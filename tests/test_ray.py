@@ -128,8 +128,8 @@ def run_processes(*nodes: Node) -> dict[int, int]:
 
 
 def run_under_way(out: Path, label: str, *nodes: Node) -> tuple[int, int] | None:
-    """The process of a run and its worker, if it has just done some epochs on one of the nodes."""
-    if 3 < len(saved(out, label)) < 20:
+    """The process of a run and its worker, if it has done some epochs, but not all, on one of the nodes."""
+    if 3 < len(saved(out, label)) < 35:
         for pid, worker in run_processes(*nodes).items():
             with suppress(FileNotFoundError):
                 if Path(os.readlink(f"/proc/{pid}/fd/1")).parent.name == label:
@@ -143,6 +143,40 @@ def meanwhile(disturb: Callable[[], None]) -> Iterator[None]:
         disturbed = threads.submit(disturb)
         yield
         disturbed.result()
+
+
+class Disturbed:
+    """A sweep of the long runs in which each disturbance happened; one that came too late is tried again.
+
+    Args:
+        out: sweeps are done in directories of it.
+        disturbances: for each, what to wait for, and what to do then.
+    """
+
+    def __init__(self, out: Path, *disturbances: tuple[Callable[[Path], Any], Callable[[Any], None]]):
+        for attempt in range(5):
+            self.out = out / str(attempt)
+            self.out.mkdir()
+            self.before: dict[str, list[dict[str, Any]]] = {}  # epochs that need not be repeated
+            self._ended = threading.Event()
+            with ThreadPoolExecutor() as threads:
+                happened = [threads.submit(self._disturb, *each) for each in disturbances]
+                try:
+                    self.progress = sweep(by_name(*LONG), self.out, cluster(self.out))
+                finally:
+                    self._ended.set()
+                if all(each.result() for each in happened):
+                    return
+        pytest.fail("all runs ended too early")
+
+    def _disturb(self, sought: Callable[[Path], Any], act: Callable[[Any], None]) -> bool:
+        while not self._ended.is_set():
+            if found := sought(self.out):
+                self.before.update({label: saved(self.out, label) for label in LABELS})
+                act(found)
+                return True
+            time.sleep(0.02)
+        return False
 
 
 def epochs(out: Path, label: str) -> list[dict[str, Any]]:
@@ -196,41 +230,39 @@ def test_a_study_gives_the_same_records_as_the_local_pool(nodes: Cluster, undist
 
 @pytest.mark.parametrize("out", LONG_IF_FETCHED, indirect=True)
 def test_a_killed_worker_or_run_goes_on_from_its_last_checkpoint(nodes: Cluster, undisturbed: Path, out: Path) -> None:
-    before = {}
+    def under_way(label: str) -> Callable[[Path], Any]:
+        return lambda out: run_under_way(out, label, *nodes.list_all_nodes())
 
-    def kill(label: str, which: int) -> None:
-        victims = wait_until(lambda: run_under_way(out, label, *nodes.list_all_nodes()))
-        before[label] = saved(out, label)
-        os.kill(victims[which], signal.SIGKILL)
+    done = Disturbed(
+        out,
+        (under_way(LABELS[0]), lambda victims: os.kill(victims[0], signal.SIGKILL)),
+        (under_way(LABELS[1]), lambda victims: os.kill(victims[1], signal.SIGKILL)),
+    )
+    assert_nothing_is_lost(done, undisturbed)
 
-    with meanwhile(lambda: kill(LABELS[0], 0)), meanwhile(lambda: kill(LABELS[1], 1)):
-        progress = sweep(by_name(*LONG), out, cluster(out))
-    assert not progress.failed
+
+def assert_nothing_is_lost(done: Disturbed, undisturbed: Path) -> None:
+    assert not done.progress.failed
     for label in LABELS:
-        assert_same_run(undisturbed / label, out / label)
-        assert epochs(out, label)[: len(before[label])] == before[label]  # with the same times: they were not repeated
+        assert_same_run(undisturbed / label, done.out / label)
+        before = done.before[label]
+        assert epochs(done.out, label)[: len(before)] == before  # with the same times: they were not repeated
 
 
 @pytest.mark.parametrize("out", LONG_IF_SHARED, indirect=True)
 def test_a_lost_node_loses_nothing(nodes: Cluster, undisturbed: Path, out: Path) -> None:
-    before = {}
     (node,) = nodes.worker_nodes
 
-    def remove() -> None:
-        wait_until(lambda: any(run_under_way(out, label, node) for label in LABELS))
-        before.update({label: saved(out, label) for label in LABELS})
-        nodes.remove_node(node, allow_graceful=False)
+    def under_way(out: Path) -> bool:
+        return any(run_under_way(out, label, node) for label in LABELS)
 
     try:
-        with meanwhile(remove):
-            progress = sweep(by_name(*LONG), out, cluster(out))
+        done = Disturbed(out, (under_way, lambda _: nodes.remove_node(node, allow_graceful=False)))
     finally:
-        nodes.add_node(**NODE)
-        nodes.wait_for_nodes()
-    assert not progress.failed
-    for label in LABELS:
-        assert_same_run(undisturbed / label, out / label)
-        assert epochs(out, label)[: len(before[label])] == before[label]
+        if node not in nodes.worker_nodes:
+            nodes.add_node(**NODE)
+            nodes.wait_for_nodes()
+    assert_nothing_is_lost(done, undisturbed)
 
 
 def test_a_run_that_is_killed_at_every_start_is_given_up(nodes: Cluster, tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import random
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -196,6 +199,51 @@ def test_a_layer_that_runs_in_every_third_pass_is_resized_in_the_first_of_these(
         grower.step()
     assert model.passes == 7
     assert model.aux.in_features == model.b.out_features == 14
+
+
+class Dropping(nn.Module):
+    """Each block runs in a third of all passes of training, by random numbers from any generator."""
+
+    def __init__(self, draw: Callable[[], float]):
+        super().__init__()
+        self.a, self.blocks = nn.Linear(6, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.head, self.draw = nn.Linear(8, 3), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).relu()
+        for block in self.blocks:
+            if not self.training or self.draw() < 1 / 3:
+                h = h + block(h).relu()
+        y: Tensor = self.head(h)
+        return y
+
+
+DRAWS: dict[str, Callable[[], float]] = {
+    "python": random.random,
+    "numpy": numpy.random.random_sample,
+    "torch": lambda: torch.rand([]).item(),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_are_dropped_at_random_are_never_broken(draw: Callable[[], float], seed: int) -> None:
+    def run(grown: bool) -> tuple[Dropping, float]:
+        random.seed(seed)
+        numpy.random.seed(seed)
+        torch.manual_seed(seed)
+        model = Dropping(draw)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        grower = ng.Grower(model, optimizer, ng.Strategy(always(1)), max_width=12) if grown else None
+        for _ in range(12):
+            step(model, optimizer, X)
+            if grower is not None:
+                grower.step()
+        return model, draw()
+
+    model, drawn = run(grown=True)
+    assert model.a.out_features == 12 and {block.in_features for block in model.blocks} == {12}
+    assert drawn == run(grown=False)[1]  # passes of our own leave no trace in the user's random numbers
 
 
 def test_neurons_that_were_removed_in_between_are_removed_there_too() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..structure.randomness import random_state_restored
 from ..structure.widths import Width
 from ..surgery.plan import plan_neurons, shrink
 
@@ -18,14 +19,13 @@ def loss_with(
     """Function that maps the values of one new neuron to the loss with that neuron; it restores the model."""
 
     def loss(values: Mapping[tuple[str, int], Tensor]) -> float:
-        devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         gradients = {parameter: parameter.grad for parameter in model.parameters()}
         for parameter in gradients:
             parameter.grad = None
         plan_neurons(model, width, 1, values, generator=generator).apply(model)
         try:
-            with torch.random.fork_rng(devices=devices), torch.enable_grad():  # closures may call backward
+            with random_state_restored(model), torch.enable_grad():  # closures may call backward
                 return float(torch.as_tensor(closure()).detach())
         finally:
             shrink(model, width, [width.size - 1])

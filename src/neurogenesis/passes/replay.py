@@ -6,7 +6,7 @@ as every watched module has run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +17,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..structure.randomness import random_state_restored, set_seed
 from ..structure.tracing import constant_calls, internal_run, restoring_attributes
 
 Side = Literal["input", "output"]
@@ -150,7 +151,7 @@ def replays(
                 stack.callback(observe(watch.module, watch.side, partial(act, number, watch)).remove)
             if call.autocast is not None:
                 stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
-            _seed(devices, seed)
+            set_seed(devices, seed)
             if gradients:  # the second run of a checkpoint would lack our changes
                 stack.enter_context(_without_checkpointing())
             with torch.set_grad_enabled(gradients), suppress(_StopRun):
@@ -162,7 +163,7 @@ def replays(
     with (
         internal_run(model),
         temporary_attributes(attributes),
-        torch.random.fork_rng(devices=_cuda(devices)),
+        random_state_restored(model),
         torch.compiler.set_stance("force_eager"),
     ):
         yield run
@@ -193,26 +194,15 @@ def _nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 @contextmanager
 def as_called(model: nn.Module, call: Call, seed: int | None) -> Iterator[None]:
-    """Set the autocast mode of a call, and a seed if one is given; torch's random state is restored afterwards."""
+    """Set the autocast mode of a call, and a seed if one is given; the states of generators are restored afterwards."""
     with ExitStack() as stack:
         if seed is not None:
             devices = {tensor.device for tensor in model.parameters()}
-            stack.enter_context(torch.random.fork_rng(devices=_cuda(devices)))
-            _seed(devices, seed)
+            stack.enter_context(random_state_restored(model))
+            set_seed(devices, seed)
         if call.autocast is not None:
             stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
         yield
-
-
-def _cuda(devices: Iterable[torch.device]) -> list[int]:
-    return [device.index for device in devices if device.type == "cuda"]
-
-
-def _seed(devices: Iterable[torch.device], seed: int) -> None:
-    if all(device.type == "cpu" for device in devices):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a stack trace per absent backend
-    else:
-        torch.manual_seed(seed)
 
 
 def is_export() -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..structure.modes import as_ordinary, ordinary_tensors
+from ..structure.randomness import RandomState, random_state_restored
 from ..structure.tracing import is_internal_run
 from .replay import Call, Hook, temporary_attributes
 
@@ -25,8 +26,9 @@ class UnusedLayers:
     def __init__(self, model: nn.Module, parameters: Iterable[str], on_call: Callable[[nn.Module, Call], None]):
         self._model, self._on_call = model, on_call
         self._arguments: tuple[Any, Any] | None = None  # of the model, while it runs
-        # Attributes before it ran, such as counters of passes.
+        # Before it ran: attributes, such as counters of passes, and generators, which may choose a branch.
         self._numbers: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._random: RandomState | None = None
         self._handles: list[Any] = []
         for path in dict.fromkeys(name.rpartition(".")[0] for name in parameters):
             self._handles.append(model.get_submodule(path).register_forward_pre_hook(Hook(self._called)))
@@ -38,6 +40,7 @@ class UnusedLayers:
         if not is_internal_run(self._model):
             self._arguments = args, kwargs
             self._numbers = [(each, _numbers(each)) for each in self._model.modules()]
+            self._random = RandomState.present(self._model)
 
     def _leave(self, *_: Any) -> None:
         if not is_internal_run(self._model):
@@ -53,14 +56,14 @@ class UnusedLayers:
                 for name, value in before.items()
                 if getattr(each, name, value) != value
             ]
-            with temporary_attributes(changed):  # a model that counts its passes runs the same layers again
+            with temporary_attributes(changed), random_state_restored(self._model, self._random):  # the same pass
                 self._on_call(module, call)
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._arguments, self._numbers = None, []
+        self._arguments, self._numbers, self._random = None, [], None
 
 
 def _numbers(module: nn.Module) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .fills import Fill
+from .randomness import random_state_restored
 from .reasons import Kind, Reason
 from .rules import Axes, Role, RuleError, unknown
 from .rules.base import checked, rule_for
@@ -568,13 +569,12 @@ _VALUES_ONLY = (_BatchNorm, _InstanceNorm, _DropoutNd)
 def _preserved(model: nn.Module, training: bool) -> Iterator[None]:
     """Set training mode; on exit, restore all attributes of all modules and the random state."""
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
     with restoring_attributes(model):
         for module in model.modules():
             module.training = training and not isinstance(module, _VALUES_ONLY)
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+            with random_state_restored(model), torch.compiler.set_stance("force_eager"):
                 yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fastpath)
