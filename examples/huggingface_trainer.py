@@ -1,4 +1,4 @@
-"""A small language model that learns to add modulo 31; its layers grow while the Trainer of Transformers trains it.
+"""A small language model that learns the mean of two numbers; its layers grow while the Trainer of Transformers trains it.
 
 It starts with 8 neurons in each feed-forward layer; `need` adds as many as it has a use for. Run it from anywhere:
 
@@ -18,18 +18,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from neurogenesis.integrations.huggingface import GrowerCallback, from_pretrained, save_pretrained
 
-MODULUS = 31
+NUMBERS = 31
 
 
-class Additions(Dataset[dict[str, torch.Tensor]]):
-    """All sums a + b = c modulo MODULUS, as the tokens a, b, c; only c is to be predicted."""
+class Means(Dataset[dict[str, torch.Tensor]]):
+    """All pairs of numbers and their mean, rounded down, as the tokens a, b, c; only c is to be predicted."""
 
     def __len__(self) -> int:
-        return MODULUS**2
+        return NUMBERS**2
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        a, b = divmod(index, MODULUS)
-        tokens = torch.tensor([a, b, (a + b) % MODULUS])
+        a, b = divmod(index, NUMBERS)
+        tokens = torch.tensor([a, b, (a + b) // 2])
         return {"input_ids": tokens, "labels": torch.tensor([-100, -100, int(tokens[2])])}
 
 
@@ -37,7 +37,7 @@ def main(steps: int, directory: Path) -> GrowerCallback:
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=MODULUS,
+            vocab_size=NUMBERS,
             hidden_size=32,
             intermediate_size=8,
             num_hidden_layers=2,
@@ -45,7 +45,7 @@ def main(steps: int, directory: Path) -> GrowerCallback:
             max_position_embeddings=4,
         )
     )
-    train, test = random_split(Additions(), [0.9, 0.1], torch.Generator().manual_seed(0))
+    train, test = random_split(Means(), [0.9, 0.1], torch.Generator().manual_seed(0))
     callback = GrowerCallback("need", max_width=256)
     arguments = TrainingArguments(
         str(directory),
@@ -63,7 +63,7 @@ def main(steps: int, directory: Path) -> GrowerCallback:
     trainer.train()
     assert callback.grower is not None
     print("widths:", callback.grower.widths)
-    print("loss on sums it has not seen:", round(trainer.evaluate()["eval_loss"], 3))
+    print("loss on pairs it has not seen:", round(trainer.evaluate()["eval_loss"], 3))
 
     described = save_pretrained(model, directory / "grown")
     print("the config describes the grown model:", described)

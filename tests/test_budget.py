@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -116,8 +117,8 @@ def test_bad_multiples_are_named() -> None:
         ng.Grower(model, torch.optim.SGD(model.parameters(), 0.1), round_to=0)
 
 
-@pytest.mark.parametrize("strategy", ["need", "north-random"])
-def test_a_width_without_parameters_left_is_not_watched(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", [ng.Strategy(always(1)), "north-random"], ids=["function", "north"])
+def test_a_width_without_parameters_left_is_not_watched(strategy: Any) -> None:
     model = mlp(10, 8, 8, 3)
     limit = sum(p.numel() for p in model.parameters()) + 13  # a neuron of the second width takes 12, of the first 19
     optimizer = torch.optim.Adam(model.parameters())

@@ -99,7 +99,8 @@ def test_widths_grow_once_they_are_unfrozen(strategy: Any) -> None:
         grower.step()
     assert list(grower.widths) == ["backbone.0", "backbone.2", "head.0"]
     assert set(grower.history.latest) == set(grower.widths)
-    assert any(event.width.startswith("backbone") for event in grower.history)
+    if strategy != "need":  # which sees that there is nothing to learn
+        assert any(event.width.startswith("backbone") for event in grower.history)
 
 
 def test_a_linear_head_on_a_frozen_backbone_is_waited_for_with_a_warning() -> None:

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 from neurogenesis.candidates.windows import (
+    ENOUGH_ROWS,
     RIDGE,
     Pass,
     Record,
     Window,
     after_step,
-    block_length,
     fan_out_gradient,
+    row_samples,
     sampled_rows,
 )  # fmt: skip
+from neurogenesis.passes.samples import mixed
 from neurogenesis.surgery.plan import plan_neurons
 from tests.cases import CASES, Case
 from tests.growing import loss_of, mlp, small_vgg
@@ -134,24 +136,28 @@ def test_both_ways_are_taken() -> None:
 # --- the statistic ---------------------------------------------------------------------------------------
 
 
-def random_passes(consumer: nn.Module, steps: int, signal: float = 0.0, seed: int = 0) -> list[list[Pass]]:
-    """Steps of two passes each, with gradients that have a component along the candidates."""
+TRAINING_SET = 200
+
+
+def random_passes(
+    consumer: nn.Module, steps: int, signal: float = 0.0, seed: int = 0, sizes: tuple[int, int] = (24, 40)
+) -> list[list[Pass]]:
+    """Steps of two passes each, of some samples of a training set whose gradients are along the candidates in part."""
     generator = torch.Generator().manual_seed(seed)
+    positions = (5, 5) if isinstance(consumer, nn.Conv2d) else ()
 
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
+    def randn(channels: int) -> Tensor:
+        return torch.randn(TRAINING_SET, channels, *positions, generator=generator)
 
+    H, h, D = randn(4).relu(), randn(3).relu(), randn(6)
+    D = D + signal * h.mean(1, keepdim=True)
     result = []
     for _ in range(steps):
         passes = []
-        for size in (24, 40):
-            if isinstance(consumer, nn.Conv2d):
-                H, h, D = randn(size, 4, 5, 5).relu(), randn(size, 3, 5, 5).relu(), randn(size, 6, 5, 5)
-                D = D + signal * h.mean(1, keepdim=True)
-            else:
-                H, h, D = randn(size, 4).relu(), randn(size, 3).relu(), randn(size, 6)
-                D = D + signal * h.mean(1, keepdim=True)
-            passes.append(Pass(H, h, D))
+        for size in sizes:
+            ids = torch.randint(TRAINING_SET, (size,), generator=generator)
+            factor = 1 + 0.1 * torch.randn(1, generator=generator)  # the network changes
+            passes.append(Pass(factor * H[ids], factor * h[ids], D[ids], mixed(ids)))
         result.append(passes)
     return result
 
@@ -162,9 +168,10 @@ CONSUMERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def new_window(consumer: Any) -> Window:
+def new_window(consumer: Any, records: int = 1) -> Window:
     shape = torch.Size((4, 7)), consumer.weight.shape
-    return Window((torch.zeros(3, 1, 7),), (Record(torch.tensor([2, 0])),), (shape,))
+    none = torch.empty(0, dtype=torch.int64)
+    return Window((torch.zeros(3, 1, 7),), (Record(torch.tensor([2, 0])),) * records, (shape,) * records, none)
 
 
 def after(consumer: nn.Module, steps: list[list[Pass]]) -> Window:
@@ -174,75 +181,101 @@ def after(consumer: nn.Module, steps: list[list[Pass]]) -> Window:
     return window
 
 
-def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float]:
-    """R of candidates and of present inputs, by plain loops, autograd and an ordinary least-squares solver."""
-    gradients: list[list[Tensor]] = []
+def statistics(window: Window) -> tuple[float, float, float]:
+    found = window.statistics(TRAINING_SET)
+    assert found is not None
+    return found
+
+
+def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float, float]:
+    """R of candidates, its error, and R of present inputs: plain loops over samples, autograd, an ordinary solver."""
+    gradients: dict[int, list[Tensor]] = {}  # of each row or image, by fold
     energies = []
+    seen: set[int] = set()
+    fitted: list[tuple[float, Tensor]] = []  # weights and rows of all steps so far
+    coefficients = torch.empty(0)
+    new_rows = 0
     for passes in steps:
-        rows = [torch.cat([p.H, p.h], 1).movedim(1, -1).reshape(-1, 7).double() for p in passes]
-        shares = [-(-1024 * len(p.H) // 64) for p in passes]
+        shares = [-(-1024 * len(p.H) // sum(len(each.H) for each in passes)) for p in passes]
         X = torch.cat([sampled_rows(consumer, *each).double() for each in zip(passes, shares, strict=True)])
-        centred = X - X.mean(0)
-        ridge = RIDGE * centred[:, :4].square().sum(0).mean()
-        padded = torch.cat([centred[:, :4], ridge.sqrt() * torch.eye(4, dtype=torch.float64)])
-        target = torch.cat([centred[:, 4:], torch.zeros(4, 3, dtype=torch.float64)])
-        slopes = torch.linalg.lstsq(padded, target).solution
-        coefficients = torch.cat([(X.mean(0)[4:] - X.mean(0)[:4] @ slopes)[None], slopes])
-        means = torch.cat(rows)[:, [2, 0]].mean(0)
+        rows = sum(p.H[:, 0].numel() for p in passes)
+        forgotten = min(1.0, rows / (ENOUGH_ROWS * 4))
+        fitted = [(weight * (1 - forgotten), own) for weight, own in fitted if forgotten < 1] + [(1.0, X)]
+        effective, new_rows = sum(weight * len(own) for weight, own in fitted), new_rows + rows
+        if not len(coefficients) or 4 * new_rows >= effective:
+            weights = torch.cat([torch.full((len(own),), weight).double() for weight, own in fitted])[:, None]
+            X = torch.cat([own for _, own in fitted])
+            mean = (weights * X).sum(0) / weights.sum()
+            centred = (X - mean) * weights.sqrt()
+            ridge = RIDGE * centred[:, :4].square().sum(0).mean()
+            padded = torch.cat([centred[:, :4], ridge.sqrt() * torch.eye(4, dtype=torch.float64)])
+            target = torch.cat([centred[:, 4:], torch.zeros(4, 3, dtype=torch.float64)])
+            slopes = torch.linalg.lstsq(padded, target).solution
+            coefficients, new_rows = torch.cat([(mean[4:] - mean[:4] @ slopes)[None], slopes]), 0
+        means = torch.cat([p.H.movedim(1, -1).reshape(-1, 4) for p in passes]).double()[:, [2, 0]].mean(0)
         scale = torch.cat([p.D.flatten() for p in passes]).double().square().mean().sqrt()
-        total: list[Tensor] = []
-        energy: list[Tensor] = []
-        for own, p in zip(rows, passes, strict=True):
-            r = own[:, 4:] - coefficients[0] - own[:, :4] @ coefficients[1:]
-            present = own[:, [2, 0]] - means
-            inputs = torch.cat([r, present], 1)
-            x = (
-                inputs.reshape(len(p.H), *p.H.shape[2:], 5).movedim(-1, 1)
-                if isinstance(consumer, nn.Conv2d)
-                else inputs
-            )
-            layer = copy.deepcopy(consumer).double()
-            layer.weight = nn.Parameter(torch.zeros(6, 5, *consumer.weight.shape[2:], dtype=torch.float64))
-            (layer(x) * p.D.double() / scale).sum().backward()
-            total.append(layer.weight.grad.movedim(1, 0).flatten(1))
-            energy.append(inputs.square().mean(0) * len(p.H) / 64)
-        gradients.append([total[0] + total[1]])
-        energies.append(energy[0] + energy[1])
-    E = torch.stack(energies).mean(0)
+        energy = torch.zeros(5, dtype=torch.float64)
+        for p in passes:
+            for H, h, D, sample in zip(p.H.double(), p.h.double(), p.D.double(), p.samples, strict=True):  # type: ignore
+                H, h = H.movedim(0, -1), h.movedim(0, -1)
+                r = h - coefficients[0] - H @ coefficients[1:]
+                x = torch.cat([r, H[..., [2, 0]] - means], -1)
+                energy += x.reshape(-1, 5).square().mean(0) / sum(len(each.H) for each in passes)
+                layer = copy.deepcopy(consumer).double()
+                layer.weight = nn.Parameter(torch.zeros(6, 5, *consumer.weight.shape[2:], dtype=torch.float64))
+                (layer(x.movedim(-1, 0)[None]) * D[None] / scale).sum().backward()
+                gradients.setdefault(int(sample) % 8, []).append(layer.weight.grad.movedim(1, 0).flatten(1))
+                seen.add(int(sample))
+        energies.append(energy)
+    E = torch.stack(energies).sum(0)
+    per_sample = 25 if isinstance(consumer, nn.Conv2d) else 1
     result = []
     for part in (slice(3), slice(3, 5)):
-        K, P, N = len(gradients), 0.0, 0.0
-        for c in range(*part.indices(5)):
-            own = [g[0][c] for g in gradients]
-            mean = sum(own) / K
-            variance = sum(float((g - mean).square().sum()) for g in own) / (K - 1)
-            P += (float(mean.square().sum()) - variance / K) / float(E[c])
-            N += variance / float(E[c])
-        result.append(P / N)
-    return result[0], result[1]
+        S = [(sum(own)[part] / E[part, None].sqrt()).flatten() for own in gradients.values()]
+        n = [float(per_sample * len(own)) for own in gradients.values()]
+        K = range(len(S))
+        between = [(k, m) for k in K for m in K if k != m]
+        P = sum(float(S[k] @ S[m]) for k, m in between) / sum(n[k] * n[m] for k, m in between)
+        v = (sum(float(s @ s) for s in S) - P * sum(each**2 for each in n)) / sum(n) * len(seen) / sum(n)
+        mean = sum(S) / sum(n)
+        centred = [(s - each * mean) / each**0.5 for s, each in zip(S, n, strict=True)]
+        products = torch.tensor([float(centred[k] @ centred[m]) for k, m in between])
+        T = float(products.var(correction=0)) * (len(S) / (len(S) - 2)) ** 2
+        error = (2 * T / sum(n[k] * n[m] for k, m in between)) ** 0.5
+        result.append((P / (v / TRAINING_SET), error / (v / TRAINING_SET)))
+    return *result[0], result[1][0]
 
 
 @pytest.mark.parametrize("kind", CONSUMERS)
-@pytest.mark.parametrize("steps", [5, 10, 20])
+@pytest.mark.parametrize("steps", [1, 5, 20])
 @pytest.mark.parametrize("signal", [0.0, 0.5])
-def test_the_statistic_is_that_of_plain_loops(kind: str, steps: int, signal: float) -> None:
+@pytest.mark.parametrize("sizes", [(24, 40), (5, 9)], ids=["enough for a fit", "few"])
+def test_the_statistic_is_that_of_plain_loops(kind: str, steps: int, signal: float, sizes: tuple[int, int]) -> None:
     torch.manual_seed(0)
     consumer = CONSUMERS[kind]()
-    passes = random_passes(consumer, steps, signal)
+    passes = random_passes(consumer, steps, signal, sizes=sizes)
     with torch.no_grad():
-        ratio, _, present = after(consumer, passes).statistics()
-    assert (ratio, present) == pytest.approx(oracle(consumer, passes), rel=1e-3, abs=1e-5)
+        found = statistics(after(consumer, passes))
+    assert found == pytest.approx(oracle(consumer, passes), rel=1e-3, abs=1e-5)
 
 
-def test_without_signal_the_ratio_is_zero_on_average_and_hardly_ever_significant() -> None:
+@pytest.mark.parametrize("size", [64, TRAINING_SET])
+def test_without_signal_the_ratio_is_zero_on_average_and_hardly_ever_significant(size: int) -> None:
+    """Also if each step has all samples of the training set, so that there is no noise between steps."""
     consumer = nn.Linear(4, 6)
     results = []
     with torch.no_grad():
         for seed in range(60):
-            results.append(after(consumer, random_passes(consumer, 10, seed=seed)).statistics())
+            generator = torch.Generator().manual_seed(seed)
+            whole = [torch.randn(TRAINING_SET, size, generator=generator) for size in (4, 3, 6)]
+            steps = []
+            for _ in range(10):
+                ids = torch.randperm(TRAINING_SET, generator=generator)[:size]
+                steps.append([Pass(*(each[ids] for each in whole), mixed(ids))])
+            results.append(statistics(after(consumer, steps)))
     ratios = torch.tensor([ratio for ratio, _, _ in results])
     assert abs(float(ratios.mean())) < 3 * float(ratios.std()) / 60**0.5
-    assert sum(ratio > max(1 / 40, 3 * error) for ratio, error, _ in results) <= 3
+    assert sum(ratio > max(1.0, 4 * error) for ratio, error, _ in results) <= 3
 
 
 @pytest.mark.parametrize("samples", [16, 100, 512, 2048])
@@ -255,46 +288,57 @@ def test_two_processes_sample_the_rows_that_one_does(samples: int, positions: in
     assert len(whole) <= 2048 and torch.equal(torch.cat(halves), whole)
 
 
-def test_blocks_of_steps_hold_all_gradients_and_no_more_than_needed() -> None:
-    consumer = nn.Linear(4, 6)
-    steps = random_passes(consumer, 80, signal=0.5)
-    with torch.no_grad():
-        window = after(consumer, steps)
-        total = sum(after(consumer, [passes]).records[0].blocks[0] for passes in steps)
-    blocks = window.records[0].blocks
-    assert len(blocks) == 20 and block_length(80) == 4
-    torch.testing.assert_close(torch.stack(blocks).sum(0), total)
-
-
 def test_of_several_consumers_the_mean_counts() -> None:
     torch.manual_seed(0)
     consumers = [make() for make in CONSUMERS.values()]
     steps = [random_passes(consumer, 10, 0.5, seed) for seed, consumer in enumerate(consumers)]
-    single = [new_window(consumer) for consumer in consumers]
-    window = Window(single[0].fan_ins, (*single[0].records, *single[1].records), (*single[0].shapes, *single[1].shapes))
+    for own in zip(*steps, strict=True):  # the same samples go to both
+        own[1][:] = [each._replace(samples=other.samples) for each, other in zip(own[1], own[0], strict=True)]
+    window = new_window(consumers[0], 2)
     with torch.no_grad():
         for passes in zip(*steps, strict=True):
             window = after_step([window], [consumers], [passes])[0]
-    ratio, error, present = window.statistics()
-    alone = [after(consumer, own).statistics() for consumer, own in zip(consumers, steps, strict=True)]
+    ratio, error, present = statistics(window)
+    alone = [statistics(after(consumer, own)) for consumer, own in zip(consumers, steps, strict=True)]
     assert (ratio, present) == pytest.approx(tuple(sum(each[i] for each in alone) / 2 for i in (0, 2)))
     assert error < max(each[1] for each in alone)
 
 
-@pytest.mark.parametrize("missing", [(0, 1), (4,), (9,)], ids=str)
-def test_a_consumer_that_does_not_run_at_a_step_has_no_gradient(missing: tuple[int, ...]) -> None:
+def test_a_consumer_that_does_not_run_at_a_step_has_no_rows_then() -> None:
     consumer = nn.Linear(4, 6)
-    consumers = [consumer, consumer]
     steps = random_passes(consumer, 10, signal=0.5)
-    (record,), shapes = new_window(consumer).records, new_window(consumer).shapes
-    window = Window((torch.zeros(3, 1, 7),), (record, record), shapes * 2)
+    window, without = new_window(consumer, 2), new_window(consumer)
     with torch.no_grad():
         for number, passes in enumerate(steps):
-            own = [passes, [] if number in missing else passes]
-            window = after_step([window], [consumers], [own])[0]
-    first, second = (torch.stack(record.blocks) for record in window.records)
-    first[list(missing)] = 0
-    assert torch.equal(first, second)
+            missing = number in (4, 9)
+            window = after_step([window], [[consumer] * 2], [[passes, [] if missing else passes]])[0]
+            without = without if missing else after_step([without], [[consumer]], [[passes]])[0]
+    assert [record.steps for record in window.records] == [10, 8]
+    assert torch.equal(window.records[1].sums, without.records[0].sums)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("leading", "expected"),
+    [
+        ((4,), [0, 1, 2, 3]),
+        ((4, 2), [0, 0, 1, 1, 2, 2, 3, 3]),
+        ((2, 4), [0, 1, 2, 3, 0, 1, 2, 3]),  # the time comes first
+        ((8,), [0, 0, 1, 1, 2, 2, 3, 3]),  # all tokens
+        ((4, 4), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]),
+        ((2, 4, 2), [0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3]),
+    ],
+    ids=str,
+)
+def test_all_rows_of_a_sample_are_in_its_fold(leading: tuple[int, ...], expected: list[int]) -> None:
+    assert row_samples(torch.arange(4), leading, torch.device("cpu")).tolist() == expected
+
+
+def test_rows_of_unknown_samples_are_samples() -> None:
+    for samples, leading in ((None, (6,)), (torch.arange(4), (6,)), (torch.arange(4), (3, 5))):
+        found = row_samples(samples, leading, torch.device("cpu"))
+        assert len(found.unique()) == len(found) == torch.Size(leading).numel()
+        assert torch.equal(found, row_samples(samples, leading, torch.device("cpu")))
+    assert len(row_samples(torch.arange(4), (), torch.device("cpu"))) == 1
 
 
 # --- the trigger -----------------------------------------------------------------------------------------
@@ -341,7 +385,7 @@ def train(grower: ng.Grower, steps: int, batches: Iterator[tuple[Tensor, Tensor]
 
 
 def test_a_network_that_is_too_small_grows_and_stops_by_itself() -> None:
-    grower = growing(800, noise=4.0)
+    grower = growing(800, noise=1.0)
     assert all(10 < size < 500 for size in grower.widths.values())
     assert grower.history.events[-1].step < 400
     for event in grower.history:
@@ -362,7 +406,7 @@ def test_a_width_without_need_is_asked_again_when_training_has_gone_on_for_as_lo
     grower = growing(0)
     batches = problem()
     with monkeypatch.context() as patch:
-        patch.setattr(Window, "statistics", lambda _: (ratio, 0.01, 0.0))
+        patch.setattr(Window, "statistics", lambda *_: (ratio, 0.01, 0.0))
         train(grower, steps - 1, batches)
         assert not grower._schedule.done
         train(grower, 1, batches)
@@ -370,8 +414,8 @@ def test_a_width_without_need_is_asked_again_when_training_has_gone_on_for_as_lo
     assert " ".join(str(grower).split()).count("done until step 40") == 2
     train(grower, 39 - steps, batches)
     assert not grower.history.events
-    train(grower, 20, batches)
-    assert grower.history.events
+    train(grower, 1, batches)
+    assert not grower._schedule.done and all("window" in layer.memory for layer in grower.layers)
 
 
 @pytest.mark.parametrize(
@@ -429,10 +473,10 @@ def test_steps_with_nothing_to_do_are_skipped_and_change_nothing(strategy: str) 
         torch.manual_seed(0)
         model = mlp(6, 3, 3, 3)
         grower = kind(model, torch.optim.Adam(model.parameters(), lr=1e-2), strategy, max_width=12)
-        train(grower, 150, problem(noise=4.0))
+        train(grower, 300, problem(noise=4.0))
         growers.append(grower)
     skipping, busy = growers
-    assert skipping.steps == busy.steps == busy.busy == 150 and skipping.busy < 120
+    assert skipping.steps == busy.steps == busy.busy == 300 and skipping.busy < 270
     events, others = ([(each.step, each.width, each.after, each.metric) for each in g.history] for g in growers)
     assert events == others != []
     assert all(torch.equal(a, b) for a, b in zip(skipping.model.parameters(), busy.model.parameters(), strict=True))
@@ -478,21 +522,25 @@ def test_a_window_outlives_the_growth_of_neighbours(kind: str, grown: str, watch
     example = torch.randn(64, 2, 8, 8) if kind == "conv" else torch.randn(64, 6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     grower = ng.Grower(model, optimizer, ng.Strategy(Forced(grown), "random"), example=example[:2])
+    windows = []
     for _ in range(9):
         optimizer.zero_grad()
         loss_of(model, example).backward()
         optimizer.step()
         grower.step()
-    layer = next(layer for layer in grower.layers if layer.name == watched)
-    window = Window.from_state(layer.memory["window"])
+        layer = next(layer for layer in grower.layers if layer.name == watched)
+        windows.append(Window.from_state(layer.memory["window"]) if "window" in layer.memory else None)
+    *_, before, window = windows
+    assert window is not None
     assert window.steps == (9 if kept else 1)
     assert window.shapes == tuple(seen.shapes for seen in layer.all_seen)
     if kept:
-        *earlier, last = window.records[0].blocks
-        assert all(torch.equal(block, earlier[0]) for block in earlier)
-        old = earlier[0] != 0
-        torch.testing.assert_close(last[old], earlier[0][old], rtol=1e-3, atol=1e-5)
-        assert old.any()
+        assert before is not None
+        last, earlier = window.records[0].sums, before.records[0].sums
+        assert last is not None and earlier is not None
+        old = earlier != 0
+        torch.testing.assert_close(8 / 9 * last[old], earlier[old], rtol=1e-3, atol=1e-5)
+        assert old.any() and last.shape == earlier.shape
 
 
 class Consumers(nn.Module):
@@ -693,9 +741,9 @@ def test_a_width_without_influence_on_the_loss_does_not_grow() -> None:
 
 def test_a_gradient_of_zero_is_no_need() -> None:
     consumer = nn.Linear(4, 6)
-    zeros = [[Pass(p.H, p.h, torch.zeros_like(p.D)) for p in passes] for passes in random_passes(consumer, 5)]
+    zeros = [[p._replace(D=torch.zeros_like(p.D)) for p in passes] for passes in random_passes(consumer, 5)]
     with torch.no_grad():
-        assert after(consumer, zeros).statistics() == (0.0, 0.0, 0.0)
+        assert statistics(after(consumer, zeros)) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -727,7 +775,7 @@ def test_a_step_that_is_not_finite_does_not_count() -> None:
         else:
             grower.step()
     windows = [layer.memory["window"] for layer in grower.layers]
-    assert all(torch.isfinite(block).all() for window in windows for block in window["records"][0]["blocks"])
+    assert all(torch.isfinite(window["records"][0]["sums"]).all() for window in windows)
     assert max(window["steps"] for window in windows) == 3
 
 
@@ -856,9 +904,7 @@ def test_inputs_that_the_caller_reuses_are_copied(strategy: str) -> None:
     assert any(seen.metric is not None for seen in grower.history.observations)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"), [({"window": 3}, "window"), ({"ratio": 0.0}, "ratio"), ({"candidates": 0}, "candidates")]
-)
+@pytest.mark.parametrize(("options", "message"), [({"window": 3}, "window"), ({"candidates": 0}, "candidates")])
 def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ng.triggers.Need(**options)

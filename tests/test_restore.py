@@ -44,7 +44,7 @@ class Training:
         losses = []
         for number in numbers:
             x = torch.randn(64, 6, generator=torch.Generator().manual_seed(number))
-            loss = (self.model(x) - x[:, :3].sin()).square().mean()
+            loss = (self.model(x) - x[:, :3].abs() + x[:, 3:]).square().mean()
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
@@ -113,7 +113,7 @@ GROWING = {"need": "need", "north-random": "north-random", "north-integrated": "
 
 
 @pytest.mark.parametrize("strategy", GROWING)
-@pytest.mark.parametrize("cut", [0, 1, 12])
+@pytest.mark.parametrize("cut", [0, 1, 7])
 def test_training_after_restoring_is_that_after_the_snapshot(strategy: str, cut: int) -> None:
     run = Training.start(strategy)
     run.steps(range(cut))

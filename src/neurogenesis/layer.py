@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from .passes.buffers import Buffer, Untrained
 from .passes.ranks import ALONE, Ranks
 from .passes.replay import Call
 from .passes.routes import Route
+from .passes.samples import Samples
 from .passes.seen import NotFinite, Pair, Seen, check_finite
 from .structure.axes import Axis
 from .structure.fills import FanIn
@@ -40,6 +41,7 @@ class StepContext:
         seed: seed of the layer's random numbers at this step.
         find_fan_ins: computes the distribution of random fan-ins, by parameter.
         loss_with: maps the values of one new neuron to the loss with it; None if the loss cannot be evaluated again.
+        samples: the samples of the passes since the last step, and how many there are in the training set.
         prepared: what the trigger has computed for all layers at once, before it is asked about each.
     """
 
@@ -47,6 +49,7 @@ class StepContext:
     seed: int = 0
     find_fan_ins: Callable[[], Mapping[str, FanIn]] = dict
     loss_with: LossWith | None = None
+    samples: Samples = field(default_factory=Samples)
     prepared: Any = None
 
     @cached_property
@@ -337,14 +340,14 @@ class Layer:
                 elif pair.H.numel():
                     given = fan_ins[0], pair.H_prev, pair.call, self.now.seed
                     h = consumed_by_chain(self.model, self.width, seen.route, *given)
-                    passes[number].append(Pass(pair.H, h, pair.D))
+                    passes[number].append(Pass(pair.H, h, pair.D, self.now.samples.of(pair.call)))
         for pairs in by_call.values():
             routes, pair = [self.all_seen[number].route for number, _ in pairs], pairs[0][1]
             found = self._trials.consumed(candidates, pair.H_prev, pair.call, routes, self.now.seed)
             for (number, pair), each in zip(pairs, found, strict=True):
                 module = self.model.get_submodule(self.all_seen[number].route.consumer.module)
                 if each is not None and rows_match(module, pair.H, each):
-                    passes[number].append(Pass(pair.H, each, pair.D))
+                    passes[number].append(Pass(pair.H, each, pair.D, self.now.samples.of(pair.call)))
         return passes
 
     @property

@@ -11,7 +11,7 @@ name                    trigger                 initialization
 ``gradmax``             gradients               gradmax
 ``firefly``             gradients               firefly
 ``nest``                gradients               nest
-``need``                need of new neurons     random
+``need``                need of new neurons     small
 ``static``              never                   random
 ======================  ======================  =====================
 """
@@ -79,7 +79,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "gradmax": lambda: Strategy(triggers.Gradient(), initializations.GradMax()),
     "firefly": lambda: Strategy(triggers.Gradient(), initializations.Firefly()),
     "nest": lambda: Strategy(triggers.Gradient(), initializations.NeST()),
-    "need": lambda: Strategy(triggers.Need(), initializations.Random()),
+    "need": lambda: Strategy(triggers.Need(), initializations.Small()),
     "static": lambda: Strategy(triggers.Static(), initializations.Random()),
 }
 

@@ -56,7 +56,7 @@ class Trigger:
             do not grow.
         patient: whether the trigger may be asked less often while it returns 0.
         stops: whether growth ends by itself. If not, and neither `max_width` nor `max_parameters` is given, a `Grower`
-            stops at 16 times the initial size of each width.
+            stops at 8 times the initial size of each width.
 
     Example:
         >>> import neurogenesis as ng
@@ -310,34 +310,32 @@ class Gradient(Trigger):
 
 @dataclass(frozen=True)
 class Need(Trigger):
-    r"""Grow while new neurons would learn something that the present ones cannot.
+    r"""Grow while new neurons would learn something that the present ones cannot, from what the training set can tell.
 
     Would-be neurons with random fan-in and no fan-out are watched over a window of gradient steps: which gradient would
-    their fan-out get, without the part that the present neurons and the bias of the next layer can express? A layer
-    grows if its signal-to-noise ratio at a single step,
+    their fan-out get, without the part that the present neurons and the bias of the next layer can express? And would
+    other samples give the same? A layer grows if the signal-to-noise ratio of that gradient over the training set,
 
-    .. math:: R = \frac{\text{squared norm of the mean gradient}}{\text{variance of the gradient}},
+    .. math:: R = \frac{\text{squared norm of the mean gradient}}{\text{variance of a sample's gradient} / M},
 
-    is above a threshold, the largest of
+    with M the number of samples, is above a threshold, the largest of
 
-    - `ratio`: the gradient lasts;
-    - three standard errors of R in noise (see `neurogenesis.candidates.windows`): it is not noise;
-    - a sixth of the R of the present neurons' own fan-outs: they have had their turn.
+    - 1: the training set can tell the gradient from noise;
+    - four standard errors of R in noise (see `neurogenesis.candidates.windows`): the window can;
+    - a third of the R of the present neurons' own fan-outs: they have had their turn.
 
     If R is p percent above the threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
     its size. Layers are asked after 5, 10 and 20 steps, so one with great need grows soon, and little need is measured
-    carefully. A layer whose R is not above noise and `ratio` in a whole window, or not above zero after ten steps, is
-    done, until another layer grows or training has gone on for as long again. While it is above, but the present
-    neurons have their turn, it looks at ten steps, pauses for ten, and begins a new window.
+    carefully. A layer whose R is not above the first two in a whole window, or not above zero after ten steps, is done,
+    until another layer grows or training has gone on for as long again. While it is above, but the present neurons
+    have their turn, it looks at ten steps, pauses for ten, and begins a new window.
 
     Args:
         window: number of gradient steps in a window.
-        ratio: signal-to-noise ratio of a single step below which new neurons are not worth their cost.
         candidates: number of would-be neurons.
     """
 
     window: int = 20
-    ratio: float = 1 / 40
     candidates: int = 32
     needs: ClassVar[frozenset[Requirement]] = frozenset({"fan-out gradients"})
     stops: ClassVar[bool] = True
@@ -347,8 +345,6 @@ class Need(Trigger):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}: expected an integer of at least {least}, not {value!r}")
-        if not 0 < self.ratio < math.inf:
-            raise ValueError(f"ratio: expected a positive number, not {self.ratio!r}")
 
     def __call__(self, layer: Layer) -> Decision:
         latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
@@ -358,14 +354,16 @@ class Need(Trigger):
         if window is before:
             return Decision(0, *latest)  # no pass can be used
         for record in window.records:
-            check_finite(record.rows[-1:], f"activations of {layer.name}")
-            check_finite(record.blocks[-1:], f"activations or gradients of {layer.name}")
+            check_finite(record.found, f"activations or gradients of {layer.name}")
         layer.memory["window"] = window.state()
         if window.steps == before.steps or window.steps not in self._checks:
             return Decision(0, *latest, wait=1)
-        metric, error, present = window.statistics()
-        noise = max(self.ratio, 3 * error)
-        threshold = max(noise, present / 6)
+        found = window.statistics(layer.now.samples.number(layer.ranks), layer.ranks)
+        if found is None:
+            return Decision(0, *latest, wait=1)
+        metric, error, present = found
+        noise = max(1.0, _ERRORS * error)
+        threshold = max(noise, present / _TURN)
         layer.memory["latest"] = metric, threshold
         over = self._is_over(window.steps, metric)
         if over:
@@ -401,9 +399,9 @@ class Need(Trigger):
         return list(zip(before, after_step(before, consumers, passes, layers[0].ranks), strict=True))
 
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
-        if "window" not in layer.memory:
+        window, consumers = self._saved_window(layer), [seen.route.consumer for seen in layer.all_seen]
+        if window is None:
             return
-        window, consumers = Window.from_state(layer.memory["window"]), [seen.route.consumer for seen in layer.all_seen]
         inputs = {(axis.tensor, axis.axis) for axis in consumers}
         if any((edit.tensor, edit.axis) in inputs for plan in plans for edit in plan.edits):
             del layer.memory["window"]  # the layer itself has grown, or another one whose neurons go to the same place
@@ -414,11 +412,9 @@ class Need(Trigger):
     def _window(self, layer: Layer) -> Window:
         """The window in progress, or a new one if there is none or the layer was changed by others."""
         shapes = tuple(seen.shapes for seen in layer.all_seen)
-        saved = layer.memory.get("window")
-        if saved is not None:
-            window = Window.from_state(saved)
-            if window.shapes == shapes and self._same_kind(layer, window):
-                return window
+        window = self._saved_window(layer)
+        if window is not None and window.shapes == shapes and self._same_kind(layer, window):
+            return window
         # Of wide fan-outs, few say enough, and they are a noticeable part of a narrow layer's cost.
         count = min(self.candidates, max(8, layer.size // 16)) if layer.convolutional else self.candidates
         generator = torch.Generator().manual_seed(layer.now.seed)
@@ -427,7 +423,13 @@ class Need(Trigger):
         for seen in layer.all_seen:
             inputs = layer.tensor(seen.route.consumer).shape[seen.route.consumer.axis]
             records.append(Record(torch.randperm(inputs, generator=generator)[:count]))
-        return Window(tuple(fan_ins), tuple(records), shapes)
+        return Window(tuple(fan_ins), tuple(records), shapes, torch.empty(0, dtype=torch.int64))
+
+    @staticmethod
+    def _saved_window(layer: Layer) -> Window | None:
+        """The window in progress, if there is one; those of earlier versions had no folds."""
+        saved = layer.memory.get("window")
+        return Window.from_state(saved) if saved is not None and "samples" in saved else None
 
     def _same_kind(self, layer: Layer, window: Window) -> bool:
         """Whether the layer's weights have the shapes, the precision and the devices of those in the window."""
@@ -451,6 +453,8 @@ class Need(Trigger):
         return {self.window, *(steps for steps in doubled if steps < self.window)}
 
 
+_ERRORS = 4  # standard errors: a layer is asked dozens of times, and noise must not pass once
+_TURN = 3  # how many times the ratio of new neurons that of present ones may be
 _FIRST_CHECK = 5  # steps: fewer say little about noise
 _PATIENCE, _PAUSE = 10, 10  # steps of a window after which a layer may be left alone, and for how long it pauses
 

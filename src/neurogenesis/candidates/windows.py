@@ -1,35 +1,38 @@
-r"""Would-be neurons over several steps: is the gradient of their fan-out signal or noise?
+r"""Would-be neurons over several steps: would their fan-out get the same gradient from other samples?
 
 A window has C candidates with fixed fan-in and no fan-out. At each step, with :math:`h_c` the input that the consumer
 would get from candidate c, and H the inputs that it gets now,
 
-.. math:: r_c = h_c - \beta_c [1, H], \qquad G_c = \partial L / \partial w^{out}_c \text{ for the input } r_c
+.. math:: r_c = h_c - \beta_c [1, H]
 
 where :math:`\beta_c` is the least-squares fit of :math:`h_c`: what the consumer can express with its bias and its
-present inputs does not count. The fit is that of the same step, and candidates of which it leaves less than a
-hundredth of the variance are left out. (A step with few samples is fitted together with the ones before it.) Over K
-steps
+present inputs does not count. The fit is that of the same step, or of the latest ones if a step has few samples, and
+candidates of which it leaves less than a hundredth of the variance are left out. With :math:`D_i` the gradient at the
+consumer's output, divided by its root mean square at the step, sample i contributes :math:`D_i \otimes r_{ci}` to the
+gradient of the fan-out of candidate c.
 
-.. math:: \Gamma_{ts} = \sum_c \langle G_c(t), G_c(s) \rangle / E_c, \qquad E_c = \text{mean of } r_c^2
+Each sample belongs to one of K = 8 folds for the whole training, so that what is seen twice stays in its fold. With
+:math:`S_k` the sum over the :math:`n_k` rows of fold k in all steps of the window, all candidates together, each
+divided by the root mean square of :math:`r_c`,
 
-          P = \frac{\sum_{t \ne s} \Gamma_{ts}}{K (K - 1)}, \qquad
-          N = \frac{1}{K} \sum_t \Gamma_{tt} - P
+.. math:: P = \frac{\sum_{k \ne l} \langle S_k, S_l \rangle}{\sum_{k \ne l} n_k n_l}, \qquad
+          v = \frac{\sum_k \|S_k\|^2 - P \sum_k n_k^2}{\sum_k n_k} \cdot \frac{m}{\sum_k n_k}
 
-P and N are unbiased estimates of the squared norm of the mean gradient and of the variance of the gradient, and
+P is an unbiased estimate of the squared norm of the mean gradient over all samples that there might be, however often
+samples are repeated, and v, with m the number of different samples in the window, of the variance of the gradient of
+one sample. (Of several positions of a sample, in sequences and images, all are rows of its fold.) So with M samples in
+the training set,
 
-.. math:: R = P / N, \qquad \sigma = \frac{1}{N} \sqrt{\frac{2 S}{K (K - 1)}}
+.. math:: R = \frac{P}{v / M}, \qquad \sigma = \frac{M}{v} \sqrt{\frac{2 T}{\sum_{k \ne l} n_k n_l}}
 
-are the signal-to-noise ratio of a single step and its standard error without signal. (K R + 1 is an F statistic.) S
+are the signal-to-noise ratio of the gradient over the whole training set, and its standard error without signal. T
 estimates the trace of the squared covariance of the gradient, so the error is larger the fewer dimensions the gradient
-varies in. It is :math:`(K / (K - 2))^2` times the variance of the entries off the diagonal of :math:`\Gamma` after
-centring, which is a little too large for short windows.
+varies in. It is :math:`(K / (K - 2))^2` times the variance of the entries :math:`k \ne l` of
+:math:`\langle S_k, S_l \rangle / \sqrt{n_k n_l}` after centring, which is a little too large.
 
-If the width has several consumers, :math:`\Gamma` is the mean of theirs, each divided by its own N. So R is the mean
-over consumers, and its error is smaller than theirs. If a consumer does not run at a step, its gradient counts as zero.
-Consumers that have gradients at less than half of the steps are left out.
-
-The gradient at the consumer's output is divided by its root mean square norm at each step, so that R does not depend on
-the scale of the loss.
+If the width has several consumers, the inner products are the means of theirs, each divided by its own v. So R is the
+mean over consumers, and its error is smaller than theirs. Consumers that have gradients at less than half of the steps
+are left out.
 
 Reference: the test of a mean in many dimensions of Chen and Qin, "A two-sample test for high-dimensional data with
 applications to gene-set testing" (Annals of Statistics 2010).
@@ -37,6 +40,7 @@ applications to gene-set testing" (Annals of Statistics 2010).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
@@ -46,25 +50,73 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..passes.ranks import ALONE, Ranks, Sums, summed
+from ..passes.samples import FOLDS, folds, merged, mixed, number_of
 from ..passes.seen import Shapes
 from ..structure.axes import Axis
 from ..structure.edits import Edit
 from ..surgery.plan import Plan, pad_for_growth
 
 RIDGE = 1e-4  # of the mean variance of the inputs, some of which may be constant or dependent
-MAX_BLOCKS = 20  # of gradients that are kept; steps are added up to fewer when there are more
-ROWS_PER_INPUT = 2  # samples and positions that a fit takes at least, per input of the consumer
-MAX_ROWS = 1024  # of a fit, if that is more than it needs
-NEW_ROWS = 4  # a fit of several steps is repeated when one of so many rows is new: one of many inputs takes long
+LEAST_ROWS = 2  # samples and positions of a fit, per input of the consumer
+ENOUGH_ROWS = 6  # per input: with fewer, a fit explains what it should not, and earlier steps are added
+MAX_ROWS = 1024  # of a step, if this is more than enough
+NEW_ROWS = 4  # a fit of several steps is repeated when one of so many rows is new
 LEAST_SHARE = 0.01  # of the variance of a candidate that present inputs must leave unexplained
+LEAST_FOLDS = 4  # with samples
 
 
 class Pass(NamedTuple):
-    """A training pass: the consumer's input, what candidates would add to it, and the gradient at its output."""
+    """A training pass: the consumer's input, what candidates would add to it, and the gradient at its output.
+
+    `samples` has the identity of each item of the model's batch, if it is known.
+    """
 
     H: Tensor
     h: Tensor
     D: Tensor
+    samples: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Products:
+    """Sums over rows x of [H, h], by which h is fitted to H. It is replaced, not modified.
+
+    Args:
+        centre: a number that is subtracted from each column: about its mean.
+        count: number of rows; less of those that have been forgotten in part.
+        sums: sum of x.
+        squares: sum of the products of x and H, columns x inputs, in double precision.
+    """
+
+    centre: Tensor
+    count: Tensor
+    sums: Tensor
+    squares: Tensor
+
+    @staticmethod
+    def of(rows: Tensor, inputs: int, centre: Tensor) -> Sums[Products]:
+        """The sums over the rows of all processes."""
+        centred = rows - centre.to(rows)
+        squares = (centred.T @ centred[:, :inputs]).double()
+        count, sums, squares = yield [squares.new_tensor(len(rows)), centred.sum(0).double(), squares]
+        return Products(centre, count, sums, squares)
+
+    def after(self, new: Products, part: float) -> Products:
+        """A part of these and the new ones, about the same centre."""
+        return Products(
+            self.centre, part * self.count + new.count, part * self.sums + new.sums, part * self.squares + new.squares
+        )
+
+    def fit(self, dtype: torch.dtype) -> Tensor:
+        """Least-squares fit of h by a constant and H, with a small ridge: (1 + inputs) x candidates."""
+        inputs = self.squares.shape[1]
+        covariance = self.squares - torch.outer(self.sums, self.sums[:inputs]) / self.count
+        mean = self.centre.double() + self.sums / self.count
+        gram, mixed_products = covariance[:inputs].T, covariance[inputs:].T  # in the order of Fortran: no copies
+        gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(torch.float32).tiny)
+        # Cholesky's method needs half the operations, but takes several times as long on two threads as on one.
+        slopes = torch.linalg.solve_ex(gram, mixed_products).result
+        return torch.cat([(mean[inputs:] - mean[:inputs] @ slopes)[None], slopes]).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -73,47 +125,48 @@ class Record:
 
     Args:
         present: some present inputs of the consumer, for comparison.
-        rows: latest rows of [H, h] for the next fit, by step, about as many as it needs.
+        products: of the latest steps, for the next fit.
         new_rows: number of rows since the latest fit.
-        coefficients: the latest fit, (1 + inputs) x columns of candidates; None before there are enough rows.
-        blocks: sums of gradients of fan-outs over consecutive steps: (candidates and present inputs) x fan-out. All
-            blocks have the same number of steps, except that the last one may not be complete.
+        coefficients: the latest fit; None before there are enough rows.
+        sums: of the gradients of fan-outs in each fold: folds x (candidates and present inputs) x fan-out.
+        counts: number of rows in each fold.
         energy: sum of the mean squares of r, and of the present inputs after centring.
         variance: sum of the variances of the candidates.
         steps: number of steps with gradients.
     """
 
     present: Tensor
-    rows: tuple[Tensor, ...] = ()
+    products: Products | None = None
     new_rows: int = 0
     coefficients: Tensor | None = None
-    blocks: tuple[Tensor, ...] = ()
+    sums: Tensor | None = None
+    counts: Tensor | None = None
     energy: Tensor | None = None
     variance: Tensor | None = None
     steps: int = 0
 
-    def after(self, consumer: nn.Module, passes: Sequence[Pass], before: int, ranks: Ranks) -> Sums[Record]:
-        """The record after a step of the window, `before` steps after it began: with a new fit, if there are enough
-        rows for one, and then with the gradients of the step.
+    def after(self, consumer: nn.Module, passes: Sequence[Pass]) -> Sums[Record]:
+        """The record after a step: with a new fit, if there are enough rows for one, and then with its gradients.
 
         All sums are those over processes.
         """
         channel, device = _channel(consumer), passes[0].H.device
-        inputs, candidates = passes[0].H.shape[channel], passes[0].h.shape[channel]
+        candidates = passes[0].h.shape[channel]
         both = [torch.cat([each.h, each.H.index_select(channel, self.present.to(device))], channel) for each in passes]
         norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
         counts = [sum(getattr(each, name).numel() for each in passes) for name in ("H", "D")]
         local = torch.tensor(counts, dtype=torch.float64, device=device), _sum_of([n.square() for n in norms])
-        present_sums = [] if ranks is ALONE else [_sums(consumer, [each.H for each in passes])]
-        totals, squares, sums, *present_sums = yield [*local, _sums(consumer, both), *present_sums]
-        rows, entries = int(totals[0]) // inputs, int(totals[1])
-        means = torch.cat([*present_sums, sums[:candidates]]) / rows if present_sums else None
-        fitted = yield from self._fitted(consumer, passes, rows, means, ranks)
+        totals, squares, sums, present_sums = yield [
+            *local, _sums(consumer, both), _sums(consumer, [each.H for each in passes])
+        ]  # fmt: skip
+        rows, entries = int(totals[0]) // passes[0].H.shape[channel], int(totals[1])
+        means = torch.cat([present_sums, sums[:candidates]]) / rows
+        fitted = yield from self._fitted(consumer, passes, rows, means)
         if fitted.coefficients is None:
             return fitted
         # By the number of rows, not of entries: new outputs have no gradient at first.
         scale = float(squares.sqrt()) / (entries / passes[0].D.shape[channel]) ** 0.5 or 1.0
-        gradients, energies, variances = [], [], []
+        gradients, row_counts, energies, variances = [], [], [], []
         for each, own in zip(passes, both, strict=True):
             centred = _minus(consumer, own, sums / rows)
             variance = _mean_squares(consumer, centred)
@@ -121,72 +174,70 @@ class Record:
             present = centred.narrow(channel, candidates, len(self.present))
             x = torch.cat([r, present.to(r.dtype)], channel)
             part = each.D.numel() / entries
-            gradients.append(fan_out_gradient(consumer, x, each.D.to(r.dtype)) / scale)
+            gradient, count = fold_gradients(consumer, x, each.D.to(r.dtype) / scale, each.samples)
+            gradients.append(gradient)
+            row_counts.append(count)
             energies.append(torch.cat([_mean_squares(consumer, r), variance[candidates:]]) * part)
             variances.append(variance[:candidates] * part)
-        gradient, energy, variance = yield [_sum_of(each) for each in (gradients, energies, variances)]
-        return fitted._with_step(gradient, energy, variance, before)
+        new = yield [_sum_of(each) for each in (gradients, row_counts, energies, variances)]
+        known = (fitted.sums, fitted.counts, fitted.energy, fitted.variance)
+        sums, counts_by_fold, energy, variance = (
+            each if old is None else old + each for old, each in zip(known, new, strict=True)
+        )
+        return replace(fitted, sums=sums, counts=counts_by_fold, energy=energy, variance=variance, steps=self.steps + 1)
 
-    def _fitted(
-        self, consumer: nn.Module, passes: Sequence[Pass], rows: int, means: Tensor | None, ranks: Ranks
-    ) -> Sums[Record]:
+    def _fitted(self, consumer: nn.Module, passes: Sequence[Pass], rows: int, means: Tensor) -> Sums[Record]:
         """Fit the candidates to the consumer's inputs of this step, or of the latest steps if there are few rows.
 
-        A fit of earlier steps would not do: training changes the inputs, and what it leaves of a candidate would then
-        have parts of the present neurons, with their gradients.
+        Training changes the inputs, and what an old fit leaves of a candidate has parts of the present neurons, with
+        their gradients. So earlier steps are forgotten as soon as later ones have enough rows.
 
         Args:
             consumer: the consumer.
             passes: the passes of this process.
             rows: number of rows of all processes.
-            means: means of [H, h] over all processes, if there are several.
-            ranks: the processes.
+            means: means of [H, h] over all processes.
         """
         inputs = passes[0].H.shape[_channel(consumer)]
-        enough = ROWS_PER_INPUT * inputs
+        enough = ENOUGH_ROWS * inputs
         most = max(enough, MAX_ROWS)
         own = [sampled_rows(consumer, each, -(-most * each.H.numel() // (rows * inputs))) for each in passes]
         new = own[0] if len(own) == 1 else torch.cat(own)
-        if rows >= enough:
-            coefficients = yield from fit(new, inputs, means)
-            return replace(self, rows=(), new_rows=0, coefficients=coefficients)
-        kept = (*self.rows, *ranks.gathered(new))
-        while sum(map(len, kept[1:])) >= most:
-            kept = kept[1:]
-        count, new_rows = sum(map(len, kept)), self.new_rows + rows
-        if count < enough or (self.coefficients is not None and NEW_ROWS * new_rows < count):
-            return replace(self, rows=kept, new_rows=new_rows)
-        coefficients = yield from fit(torch.cat(kept), inputs)
-        return replace(self, rows=kept, new_rows=0, coefficients=coefficients)
+        part = max(0.0, 1 - rows / enough)  # of what is known
+        centre = self.products.centre if self.products is not None and part else means
+        products = yield from Products.of(new, inputs, centre)
+        if self.products is not None and part:
+            products = self.products.after(products, part)
+        new_rows = self.new_rows + rows
+        few = float(products.count) < LEAST_ROWS * inputs
+        if few or (self.coefficients is not None and NEW_ROWS * new_rows < float(products.count)):
+            return replace(self, products=products, new_rows=new_rows)
+        return replace(self, products=products, new_rows=0, coefficients=products.fit(new.dtype))
 
-    def _with_step(self, gradient: Tensor, energy: Tensor, variance: Tensor, before: int) -> Record:
-        if self.energy is not None and self.variance is not None:
-            energy, variance = self.energy + energy, self.variance + variance
-        blocks = self.blocks
-        if not blocks:
-            blocks = (torch.zeros_like(gradient),) * -(-before // block_length(before))
-        blocks = _with_block(blocks, gradient, before)
-        return replace(self, blocks=blocks, energy=energy, variance=variance, steps=self.steps + 1)
+    @property
+    def found(self) -> list[Tensor]:
+        """Sums that are not finite if an activation or a gradient was not."""
+        sums = [] if self.products is None else [self.products.squares]
+        return sums if self.sums is None else [*sums, self.sums]
 
-    def without_gradient(self, before: int) -> Record:
-        """Add a step at which the consumer did not run, had no gradient, or too few rows for a fit."""
-        if not self.blocks:
-            return self
-        return replace(self, blocks=_with_block(self.blocks, torch.zeros_like(self.blocks[0]), before))
+    def gram(self, part: Literal["candidates", "present"], samples: float) -> tuple[Tensor, Tensor] | None:
+        """Inner products of the sums of folds, and the parts of all rows that are in each fold.
 
-    def gram(self, part: Literal["candidates", "present"], count: int) -> Tensor | None:
-        """Inner products of the first `count` blocks, divided by their noise; None if there is none."""
-        if self.energy is None or self.variance is None:
+        The sums are divided by the number of all rows, and by the standard deviation of the gradient of one sample;
+        None if that is zero.
+        """
+        if self.sums is None or self.counts is None or self.energy is None or self.variance is None:
             return None
         split = len(self.variance)
         rows = slice(split) if part == "candidates" else slice(split, None)
         energy = self.energy[rows]
         used = energy > (LEAST_SHARE * self.variance if part == "candidates" else 0)
         weights = torch.where(used, energy.rsqrt(), 0)
-        scaled = (torch.stack(self.blocks[:count])[:, rows] * weights[:, None]).flatten(1)
-        gram = (scaled @ scaled.T).double()
-        noise = _signal_and_noise(gram)[1]
-        return gram / noise if noise > 0 else None
+        scaled = (self.sums[:, rows] * weights[:, None]).flatten(1)
+        total = self.counts.sum()
+        gram, parts = (scaled @ scaled.T).double() / total**2, self.counts / total
+        variance = samples * (gram.trace() - _signal(gram, parts) * parts.square().sum())
+        return (gram / variance, parts) if variance > 0 else None
 
 
 @dataclass(frozen=True)
@@ -197,29 +248,33 @@ class Window:
         fan_ins: weights of the candidates in the first producer and in the other ones, count x per neuron x the rest.
         records: what was recorded at each consumer.
         shapes: shapes of the first producer's and each consumer's weight.
+        samples: the smallest identities of the samples in this process.
         steps: number of steps with gradients.
     """
 
     fan_ins: tuple[Tensor, ...]
     records: tuple[Record, ...]
     shapes: tuple[Shapes, ...]
+    samples: Tensor
     steps: int = 0
 
     def state(self) -> dict[str, Any]:
         return {
             "fan_ins": self.fan_ins,
-            "records": [
-                {field.name: getattr(record, field.name) for field in fields(Record)} for record in self.records
-            ],
+            "records": [_state(record) for record in self.records],
             "shapes": [[list(shape) for shape in shapes] for shapes in self.shapes],
+            "samples": self.samples,
             "steps": self.steps,
         }
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> Window:
-        records = tuple(Record(**record) for record in state["records"])
+        records = []
+        for saved in state["records"]:
+            products = saved["products"]
+            records.append(Record(**{**saved, "products": None if products is None else Products(**products)}))
         shapes = tuple((torch.Size(producer), torch.Size(consumer)) for producer, consumer in state["shapes"])
-        return Window(state["fan_ins"], records, shapes, state["steps"])
+        return Window(state["fan_ins"], tuple(records), shapes, state["samples"], state["steps"])
 
     def padded(self, producers: Sequence[Axis], consumers: Sequence[Axis], plans: Sequence[Plan]) -> Window:
         """The window after other widths have grown: nothing has come from new inputs, or gone to new outputs, so far.
@@ -235,46 +290,59 @@ class Window:
             fan_ins.append(new.reshape(*fan_in.shape[:2], *new.shape[1:]))
         records, shapes = [], []
         for axis, record, (producer, consumer) in zip(consumers, self.records, self.shapes, strict=True):
-            fan_out = [size for dim, size in enumerate(consumer) if dim != axis.axis]
-            blocks = [_padded(block.reshape(-1, *fan_out), axis, plans).flatten(1) for block in record.blocks]
-            records.append(replace(record, blocks=tuple(blocks)))
+            sums = record.sums
+            if sums is not None:
+                fan_out = [size for dim, size in enumerate(consumer) if dim != axis.axis]
+                new = _padded(sums.reshape(-1, *fan_out), axis, plans)
+                sums = new.reshape(*sums.shape[:2], -1)
+            records.append(replace(record, sums=sums))
             edits = [edit for plan in plans for edit in plan.edits]
             shapes.append((_shape_after(producer, producers[0], edits), _shape_after(consumer, axis, edits)))
         return replace(self, fan_ins=tuple(fan_ins), records=tuple(records), shapes=tuple(shapes))
 
-    def with_records(self, records: Sequence[Record | None]) -> Window:
+    def with_records(self, records: Sequence[Record | None], samples: Sequence[Tensor]) -> Window:
         """The window after a step, with the records of the consumers that have run.
 
         If none has gradients of the step, because fits have too few rows yet, the step does not count.
         """
         if not any(records):
             return self
-        counted = [new is not None and new.steps > old.steps for old, new in zip(self.records, records, strict=True)]
+        counted = any(new is not None and new.steps > old.steps for old, new in zip(self.records, records, strict=True))
         latest = [old if new is None else new for old, new in zip(self.records, records, strict=True)]
-        if any(counted):
-            latest = [
-                each if has else each.without_gradient(self.steps) for each, has in zip(latest, counted, strict=True)
-            ]
-        return replace(self, records=tuple(latest), steps=self.steps + any(counted))
+        known = merged(self.samples, *samples) if counted and samples else self.samples
+        return replace(self, records=tuple(latest), samples=known, steps=self.steps + counted)
 
-    def statistics(self) -> tuple[float, float, float]:
-        """The ratio R of candidates, its standard error, and the ratio of the present inputs."""
-        return *self._statistic("candidates"), self._statistic("present")[0]
+    def statistics(self, training_samples: float, ranks: Ranks = ALONE) -> tuple[float, float, float] | None:
+        """The ratio R of candidates, its standard error, and the ratio of the present inputs.
 
-    def _statistic(self, part: Literal["candidates", "present"]) -> tuple[float, float]:
-        """R and its standard error; both are 0 if there are no gradients at all."""
-        length = block_length(self.steps)
-        K = self.steps // length  # the number of blocks: R is that of a block, divided by its length
+        None if there are too few samples to tell, and zeros if there are no gradients at all.
+
+        Args:
+            training_samples: the number of samples in the training set.
+            ranks: the processes; all must call this.
+        """
+        samples = number_of(merged(*ranks.gathered(self.samples)))
         often = [record for record in self.records if 2 * record.steps >= self.steps]
-        grams = [gram for record in often if (gram := record.gram(part, K)) is not None]
-        if not grams:
-            return 0.0, 0.0
-        gram = torch.stack([each.to(grams[0].device) for each in grams]).mean(0)
-        signal, noise = _signal_and_noise(gram)
-        centring = torch.eye(K).to(gram) - 1 / K
-        spread = (centring @ gram @ centring)[_between(gram)].var(correction=0) * (K / (K - 2)) ** 2
-        error = (2 * spread / (K * (K - 1))).sqrt()
-        return float(signal / noise) / length, float(error / noise) / length
+        if any(each.counts is not None and int(each.counts.count_nonzero()) < LEAST_FOLDS for each in often):
+            return None
+        total = max(training_samples, samples)
+        (ratio, error), (present, _) = (_ratio(often, part, samples) for part in ("candidates", "present"))
+        return total * ratio, total * error, total * present
+
+
+def _ratio(records: Sequence[Record], part: Literal["candidates", "present"], samples: float) -> tuple[float, float]:
+    """P / v, mean over consumers, and its standard error; both are 0 if there are no gradients at all."""
+    found = [each for record in records if (each := record.gram(part, samples)) is not None]
+    if not found:
+        return 0.0, 0.0
+    gram, parts = (torch.stack([own.cpu() for own in each]).mean(0) for each in zip(*found, strict=True))
+    used = parts > 0
+    gram, parts = gram[used][:, used], parts[used]
+    roots, K = parts.sqrt(), len(parts)
+    centring = torch.eye(K).to(gram) - torch.outer(roots, roots)
+    spread = (centring @ (gram / torch.outer(roots, roots)) @ centring)[_between(gram)].var(correction=0)
+    pairs = 1 - parts.square().sum()
+    return float(_signal(gram, parts)), float((2 * spread / pairs).sqrt() * K / (K - 2))
 
 
 def after_step(
@@ -295,7 +363,7 @@ def after_step(
     """
     run_in_all = iter(ranks.least([bool(own) for of_window in passes for own in of_window]))
     updates = {
-        (number, place): record.after(consumer, own, window.steps, ranks)
+        (number, place): record.after(consumer, own)
         for number, window in enumerate(windows)
         for place, (record, consumer, own) in enumerate(
             zip(window.records, consumers[number], passes[number], strict=True)
@@ -304,7 +372,10 @@ def after_step(
     }
     found = dict(zip(updates, summed(list(updates.values()), ranks), strict=True))
     return [
-        window.with_records([found.get((number, place)) for place in range(len(window.records))])
+        window.with_records(
+            [found.get((number, place)) for place in range(len(window.records))],
+            [each.samples for own in passes[number] for each in own if each.samples is not None],
+        )
         for number, window in enumerate(windows)
     ]
 
@@ -322,62 +393,60 @@ def _shape_after(shape: torch.Size, axis: Axis, edits: Sequence[Edit]) -> torch.
     return torch.Size(sizes)
 
 
-def _signal_and_noise(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """P and N from the inner products of gradients."""
-    signal = gram[_between(gram)].mean()
-    return signal, gram.diagonal().mean() - signal
+def _signal(gram: Tensor, parts: Tensor) -> Tensor:
+    """P from the inner products of folds and their parts of all rows."""
+    return (gram.sum() - gram.trace()) / (1 - parts.square().sum())
 
 
 def _between(gram: Tensor) -> Tensor:
     return ~torch.eye(len(gram), dtype=torch.bool, device=gram.device)
 
 
-def block_length(steps: int) -> int:
-    """Number of steps in a block: the smallest power of two with at most `MAX_BLOCKS` blocks."""
-    length = 1
-    while length * MAX_BLOCKS < steps:
-        length *= 2
-    return length
+def _state(record: Record) -> dict[str, Any]:
+    state = {field.name: getattr(record, field.name) for field in fields(Record)}
+    if record.products is not None:
+        state["products"] = {field.name: getattr(record.products, field.name) for field in fields(Products)}
+    return state
 
 
-def _with_block(blocks: tuple[Tensor, ...], gradient: Tensor, steps: int) -> tuple[Tensor, ...]:
-    """Blocks of `steps` steps and a further one."""
-    if steps % block_length(steps):
-        return (*blocks[:-1], blocks[-1] + gradient)
-    if len(blocks) == MAX_BLOCKS:
-        blocks = tuple(a + b for a, b in zip(blocks[::2], blocks[1::2], strict=True))
-    return (*blocks, gradient)
+def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sums of the gradients of fan-outs in each fold, folds x columns x fan-out, and the number of rows in each."""
+    dims = len(consumer.kernel_size) + 1 if isinstance(consumer, _ConvNd) else 1
+    leading, rest = D.shape[:-dims], math.prod(D.shape[-dims + 1 :]) if dims > 1 else 1
+    of_row = folds(row_samples(samples, leading, D.device))
+    order = of_row.argsort()
+    counts = torch.bincount(of_row, minlength=FOLDS)
+    sizes = counts.tolist()
+    inputs = inputs.reshape(-1, *inputs.shape[-dims:])[order].split(sizes)  # type: ignore[no-untyped-call]
+    D = D.reshape(-1, *D.shape[-dims:])[order].split(sizes)  # type: ignore[no-untyped-call]
+    gradients = [fan_out_gradient(consumer, *each) if len(each[0]) else None for each in zip(inputs, D, strict=True)]
+    nothing = torch.zeros_like(next(each for each in gradients if each is not None))
+    return torch.stack([nothing if each is None else each for each in gradients]), counts.double() * rest
+
+
+def row_samples(samples: Tensor | None, leading: Sequence[int], device: torch.device) -> Tensor:
+    """The sample that each row of a consumer's input comes from, given the dimensions before the channel.
+
+    The batch is the first of these, or the second, as in sequences with the time first, or the first is a multiple of
+    it, as in a batch of all tokens. Otherwise it is not known where rows come from: each is taken for a sample.
+    """
+    count = math.prod(leading)
+    if samples is not None:
+        samples = samples.to(device)
+        items = len(samples)
+        if not leading:  # a single sample without a batch
+            return mixed(samples.sum()[None])
+        if len(leading) > 1 and leading[0] != items == leading[1]:
+            after = math.prod(leading[2:])
+            return samples.repeat_interleave(after).repeat(leading[0])
+        if leading[0] % items == 0:
+            return samples.repeat_interleave(count // items)
+    return mixed(torch.arange(count, device=device))
 
 
 def rows_match(consumer: nn.Module, H: Tensor, h: Tensor) -> bool:
     """Whether two tensors can be inputs of the consumer together: equal but for the number of channels."""
     return H.ndim == h.ndim and H.select(_channel(consumer), 0).shape == h.select(_channel(consumer), 0).shape
-
-
-def fit(rows: Tensor, inputs: int, means: Tensor | None = None) -> Sums[Tensor]:
-    """Least-squares fit, with a small ridge, of the columns after the first `inputs` by a constant and these.
-
-    Returns the coefficients, (1 + inputs) x targets.
-
-    Args:
-        rows: the rows of this process.
-        inputs: number of columns to fit by.
-        means: if the rows of all processes are to be fitted, about their means: the same in all processes.
-    """
-    centre = rows.mean(0) if means is None else means.to(rows.dtype)
-    centred = rows - centre
-    products = centred.T @ centred[:, :inputs]
-    if means is None:
-        products = products.double()
-    else:
-        count, sums, products = yield [centred.new_tensor(len(rows)), centred.sum(0), products]
-        products = products.double() - torch.outer(sums, sums[:inputs]) / count
-        centre = centre + sums / count
-    gram, mixed = products[:inputs].T, products[inputs:].T  # in the order of Fortran, which saves copies
-    gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(torch.float32).tiny)
-    # Cholesky's method needs half the operations, but takes several times as long on two threads as on one.
-    slopes = torch.linalg.solve_ex(gram, mixed).result.to(rows.dtype)
-    return torch.cat([(centre[inputs:] - centre[:inputs] @ slopes)[None], slopes])
 
 
 def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from ..passes.buffers import Buffer, Untrained
 from ..passes.checkpointing import saving_apart
 from ..passes.ranks import Ranks
 from ..passes.replay import Call
+from ..passes.samples import Samples
 from ..passes.seen import NotFinite
 from ..passes.taps import Taps
 from ..passes.unused import UnusedLayers
@@ -63,6 +64,8 @@ from .mismatch import MismatchNote
 from .overview import overview
 from .schedule import Schedule
 
+# The strategy 'need' in states of earlier versions, and the one that goes on with them.
+_NEED_BEFORE = r"ratio=[^,]*, (candidates=\d+\), initialization=)Random\(\)", r"\1Small(part=0.5)"
 _SEARCHES = 20  # at most, for layers that values decide on
 
 
@@ -80,7 +83,7 @@ class Grower:
             batch. Layers that it does not use are resized when they are first called.
         max_width: the maximum size of each width: an int (number of neurons), a float (factor of the initial size), or
             a mapping from names to either. By default widths are unlimited if the strategy stops by itself or
-            `max_parameters` is given, and otherwise have at most 16 times their initial size.
+            `max_parameters` is given, and otherwise have at most 8 times their initial size.
         max_parameters: the maximum number of parameters of the model; unlimited by default. When it is reached, neurons
             go to the widths that want most of them per parameter.
         round_to: grow widths to multiples of this number, such as 8, which suits hardware.
@@ -103,6 +106,8 @@ class Grower:
             inputs; see `neurogenesis.growing.dying` for how long they must have been dead.
         frozen: whether widths grow that have frozen parameters (``requires_grad`` is False). By default frozen parts
             stay as they are, and their widths are watched as soon as they are unfrozen.
+        training_samples: the number of samples in the training set, by which 'need' knows how much can be learned from
+            it. By default they are counted, recognized by their inputs; with random augmentation, every input is new.
 
     A model has one grower: a new one for the same model replaces the present one.
 
@@ -140,6 +145,7 @@ class Grower:
         margin: bool = True,
         prune: bool = False,
         frozen: bool = False,
+        training_samples: int | None = None,
     ):
         if not isinstance(model, nn.Module):
             raise TypeError(
@@ -157,7 +163,10 @@ class Grower:
                 f"{self.strategy.initialization} changes present neurons, which cannot be done in the averaged model: "
                 "omit ema= and start a new average after growth, or use another initialization"
             )
-        given = {"every": every, "buffer": buffer, "max_parameters": max_parameters, "round_to": round_to}
+        given = {
+            "every": every, "buffer": buffer, "max_parameters": max_parameters, "round_to": round_to,
+            "training_samples": training_samples,
+        }  # fmt: skip
         for name, number in given.items():
             if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
                 raise ValueError(f"{name}: expected a positive integer, not {number!r}")
@@ -172,6 +181,7 @@ class Grower:
         self.history = History()
         self.steps = 0  # number of gradient steps
         self.buffer = Buffer(self.model, buffer or (128 if has_convolutions(self.model) else 1568))
+        self.samples = Samples(training_samples)
         self.generator = torch.Generator().manual_seed(seed)
         self._schedule = Schedule(every)
         self._layers: list[Layer] | None = None
@@ -196,7 +206,14 @@ class Grower:
         keep_inputs = prune or not self.strategy.uses.isdisjoint({"activations", "trials"})
         wrapper = model if getattr(model, "_orig_mod", None) is self.model else None
         self._taps = Taps(
-            self.model, self.buffer, self._attach, keep_inputs, self._join, wrapper, on_failure=self._explain_failure
+            self.model,
+            self.buffer,
+            self._attach,
+            keep_inputs,
+            self._join,
+            wrapper,
+            on_failure=self._explain_failure,
+            samples=self.samples if "fan-out gradients" in self.strategy.trigger.needs else None,
         )
         try:
             self._watch_optimizers()
@@ -469,11 +486,13 @@ class Grower:
         """
         return self._taps.eager
 
-    def step(self, closure: Callable[[], Any] | None = None) -> list[Event]:
+    def step(self, closure: Callable[[], Any] | None = None, *, samples: Any = None) -> list[Event]:
         """Look at the widths that are due after a gradient step, and grow them if the trigger asks for it.
 
         Args:
             closure: a function that runs the model and returns the loss; required by 'nest' on convolutions.
+            samples: which samples of the training set the batch has: an integer for each item, such as their indices.
+                By default samples are recognized by their inputs, which fails if these are augmented at random.
 
         Returns:
             The events of this step, often none: growth and, with `prune`, neurons dropped.
@@ -483,9 +502,12 @@ class Grower:
             self._warn("the grower is detached, or another one has replaced it: it grows nothing any more")
             return []
         taps.unseen_step = False
+        if samples is not None and taps.samples is not None and taps.forward_passes:
+            taps.samples.identify(samples)
         if self.steps + 1 < self._busy_from and self._stepped and taps.forward_passes:
             self.steps += 1  # nothing else to do, so that it takes no time
             self._stepped, taps.forward_passes, taps.backward_passes = False, 0, 0
+            self.samples.end_step()
             return []
         with ordinary_tensors(), torch.no_grad():
             return self._step(closure)
@@ -548,6 +570,7 @@ class Grower:
             assert self._widths is not None
             self._watch_again(self._widths)
         taps.clear_records()
+        self.samples.end_step()
         self._prepare_passes()
         self.buffer.clear_activations()
         return events
@@ -606,7 +629,9 @@ class Grower:
                     f"{layer.name}: this strategy evaluates the loss again: call grower.step(closure) with a function "
                     "that runs the model and returns the loss"
                 )
-            layer.now = StepContext(self.steps, self._seed_at(layer), partial(self._fan_ins, layer))
+            layer.now = StepContext(
+                self.steps, self._seed_at(layer), partial(self._fan_ins, layer), samples=self.samples
+            )
         decided: list[tuple[Layer, Decision]] = []
         growing: list[tuple[Layer, Decision, int]] = []
         trigger = self.strategy.trigger
@@ -809,6 +834,7 @@ class Grower:
             "resizes": [] if self._widths is None else self._widths.resizes,
             "history": self.history.state_dict(),
             "dead": None if self._dead is None else self._dead.state(),
+            "samples": self.samples.state(),
         }
 
     @torch.no_grad()
@@ -852,6 +878,8 @@ class Grower:
         if self._dead is not None:
             self._dead.load(state.get("dead") or {})
         self._measured.clear()
+        if "samples" in state:
+            self.samples.load(state["samples"])
 
     def check_examples(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError if a state was saved before a layer was first called, which has been resized since."""
@@ -864,7 +892,7 @@ class Grower:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless a state can be loaded; finds the widths first if they are not known."""
         self._adopt()
-        if state["strategy"] != repr(self.strategy):
+        if re.sub(*_NEED_BEFORE, state["strategy"]) != repr(self.strategy):
             raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
         if state["example"] is None:
             return  # it was saved before the first training pass

@@ -26,7 +26,7 @@ LEAST = 4  # neurons, where a fraction would be fewer
 def narrow(
     model: nn.Module,
     example: Examples,
-    size: int | float = 1 / 16,
+    size: int | float = 1 / 8,
     *,
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
@@ -62,11 +62,11 @@ def narrow(
         >>> import torch, neurogenesis as ng
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 512), torch.nn.ReLU(), torch.nn.Linear(512, 2))
         >>> ng.narrow(model, torch.randn(1, 4))
-        {'0': 32}
+        {'0': 64}
         >>> grower = ng.Grower(model, torch.optim.Adam(model.parameters()), "need")
     """
     if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < math.inf:
-        raise ValueError(f"size: expected a number of neurons, such as 16, or a factor, such as 1 / 16, not {size!r}")
+        raise ValueError(f"size: expected a number of neurons, such as 16, or a factor, such as 1 / 8, not {size!r}")
     model = unwrapped(model)
     if (trained := sign_of_training(model, optimizers_of(model, optimizer))) is not None:
         raise ValueError(f"the model has been trained ({trained}), and narrow() would destroy it: {_INSTEAD}")

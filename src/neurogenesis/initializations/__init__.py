@@ -3,9 +3,10 @@ r"""Initializations decide how new neurons start: their fan-in and fan-out.
 An initialization is a function of a `Layer`, a number of neurons and a random generator that returns `Neurons`, or an
 instance of a subclass of `Initialization`, which states what it needs and which layers it supports.
 
-Biases are 0. Random fan-in, and fan-in selected from it, has the norm that `neurogenesis.surgery.reach` defines. Other
-nonzero fan-in and fan-out is scaled to the mean norm of the present neurons, except in Firefly. Values that an
-initialization does not set default to random fan-in and zero fan-out, which do not change the network's function.
+Values that an initialization does not set default to random fan-in and zero fan-out, which do not change the network's
+function. Biases are 0, and random fan-in, and fan-in selected from it, has the norm that `neurogenesis.surgery.reach`
+defines; Small differs in both. Other nonzero fan-in and fan-out is scaled to the mean norm of the present neurons, but
+not in Firefly.
 
 Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
 """
@@ -16,7 +17,7 @@ from collections.abc import Callable
 
 from .base import Initialization, Neurons, as_initialization
 from .gradients import Firefly, GradMax, NeST
-from .novelty import Opt, Pre, Random, Select, Weight
+from .novelty import Opt, Pre, Random, Select, Small, Weight
 
 __all__ = [
     "INITIALIZATIONS",
@@ -29,12 +30,14 @@ __all__ = [
     "Pre",
     "Random",
     "Select",
+    "Small",
     "Weight",
     "as_initialization",
 ]
 
 INITIALIZATIONS: dict[str, Callable[[], Initialization]] = {
     "random": Random,
+    "small": Small,
     "select": Select,
     "pre": Pre,
     "opt": Opt,

@@ -28,6 +28,7 @@ from ..structure.modes import ordinary_tensors
 from ..structure.widths import widths
 from ..surgery.ages import resume
 from .checkpoints import KEY, fit
+from .loaders import training_samples
 from .pretrained import from_pretrained, has_adapters, save_pretrained, saved_files, saved_names, update_config
 from .sizes import SavedSizes
 
@@ -97,6 +98,8 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         self.grower = None
         saved = self._saved_state(model, state.global_step) if state.global_step else None
         grower = Grower(model, optimizer, *self.arguments, **self.named)
+        if grower.samples.total is None:
+            grower.samples.total = training_samples(kwargs.get("train_dataloader"))
         if saved is not None:
             try:
                 grower.load_state_dict(saved)

@@ -37,6 +37,7 @@ from .lightning_module import (
     silent,
     submodule,
 )
+from .loaders import training_samples
 from .sizes import SavedSizes
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -192,7 +193,8 @@ class GrowerCallback(Callback):
             )
         ema = averages[0] if averages else None
         with silent(pl_module):
-            self.grower = grower = Grower(module, optimizers, self.strategy, **{"ema": ema, **self.options})
+            known = {"ema": ema, "training_samples": training_samples(trainer.train_dataloader)}
+            self.grower = grower = Grower(module, optimizers, self.strategy, **{**known, **self.options})
         self._path, self._watching = path_of(grower.model, pl_module), True  # inside a compiled one
         if grower.ages:  # their state may be loaded already
             for optimizer in optimizers:

@@ -24,6 +24,7 @@ from .compiled import EagerPasses, PassHook
 from .meeting import Meeting
 from .ranks import ALONE, Ranks
 from .replay import Call, Hook, observe
+from .samples import Samples
 from .seen import Seen
 
 
@@ -49,8 +50,10 @@ class Taps:
         on_ranks: Callable[[Ranks], None] | None = None,
         wrapper: nn.Module | None = None,
         on_failure: Callable[[BaseException], None] = lambda _: None,
+        samples: Samples | None = None,
     ):
         self.model, self.buffer, self.keep_inputs = model, buffer, keep_inputs
+        self.samples = samples  # to be counted
         self.forward_passes = 0  # training passes since the last step
         self.backward_passes = 0  # backward passes that reached the model's outputs since the last step
         self.backward_visible = True  # whether the model's outputs can show a backward pass
@@ -191,6 +194,8 @@ class Taps:
         if self.idle:
             if module.training and torch.is_grad_enabled():
                 self._count_pass()
+                if self.samples is not None and not self.samples.known:
+                    self.samples.add(Call.of(args, kwargs))
         elif not is_redirected(module):
             self.enter(args, kwargs)
 
@@ -221,6 +226,8 @@ class Taps:
                 call = call.copied()
             self.begin([call])
             self._call = call
+            if self.samples is not None:
+                self.samples.add(call)
             if self.keep_inputs:
                 self.buffer.add(call)
         self.recording = True
