@@ -1,4 +1,4 @@
-"""A small language model that learns the mean of two numbers; its layers grow while the Trainer of Transformers trains it.
+"""A small language model learns the mean of two numbers, and grows while the Trainer of Transformers trains it.
 
 It starts with 8 neurons in each feed-forward layer; `need` adds as many as it has a use for. Run it from anywhere:
 

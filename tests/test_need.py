@@ -694,6 +694,21 @@ def test_resuming_in_a_window_changes_no_bit(stop: int) -> None:
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_state_of_the_earlier_rule_goes_on_with_the_present_one() -> None:
+    """Windows that compared steps are begun again."""
+    grower = growing(8)
+    state = grower.state_dict()
+    earlier = "Strategy(trigger=Need(window=20, ratio=0.025, candidates=32), initialization=Random())"
+    assert state["strategy"] == "Strategy(trigger=Need(window=20, candidates=32), initialization=Small(part=0.5))"
+    del state["samples"]
+    for layer in state["layers"].values():
+        layer["memory"]["window"] = {"records": [], "steps": 8}
+    other = growing(0, mlp(6, 3, 3, 3))
+    other.load_state_dict({**state, "strategy": earlier})
+    train(other, 12, problem())
+    assert other.steps == 20 and other.history.events
+
+
 def test_growth_leaves_the_function_unchanged() -> None:
     model = mlp(6, 3, 3, 3)
     x = next(problem())[0]
