@@ -409,6 +409,7 @@ def only_in_several(directory: Path) -> dict[str, Any]:
         "seed": different(seed=[0, 1]),
         "strategy": different(strategy=["need", "north-random"]),
         "max_width": different(max_width=[8, 16]),
+        "training_samples": different(training_samples=[None, 100]),
         "not wrapped": not_wrapped(),
         "sharded": sharded(),
     }

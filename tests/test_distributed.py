@@ -133,6 +133,7 @@ def test_processes_that_differ_are_refused(both: tuple[Any, Any]) -> None:
     assert two["seed"] == "seed must be the same in all processes, but is 0 in process 0 and 1 in process 1"
     assert two["strategy"].startswith("strategy must be the same in all processes")
     assert "(8, None, 1) in process 0 and (16, None, 1) in process 1" in two["max_width"]
+    assert "training_samples must be the same in all processes" in two["training_samples"]
 
 
 def test_passes_without_synchronization_do_not_grow(both: tuple[Any, Any]) -> None:

@@ -427,6 +427,7 @@ class Grower:
                 "max_width, max_parameters, round_to": (self.max_width, self.max_parameters, self.round_to),
                 "include, exclude, tie, frozen": (self.include, self.exclude, self.tie, self.frozen),
                 "buffer": self.buffer.limit,
+                "training_samples": self.samples.total,
                 "steps": self.steps,
                 "shapes of parameters": [(name, tuple(own.shape)) for name, own in self.model.named_parameters()],
             }

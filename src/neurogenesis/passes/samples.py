@@ -200,7 +200,8 @@ class Samples:
         if self.total is not None:
             return float(self.total)
         self._count()
-        return number_of(merged(*processes.gathered(self._smallest)))
+        self._smallest = merged(*processes.gathered(self._smallest))  # so that each process saves those of all
+        return number_of(self._smallest)
 
     def state(self) -> dict[str, Any]:
         self._count()
