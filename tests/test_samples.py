@@ -153,6 +153,26 @@ def test_indices_are_those_of_all_passes_of_a_step() -> None:
         assert grower.samples.number() == expected
 
 
+class OfObjects(nn.Sequential):
+    """Takes an object, of which the number of items is not known."""
+
+    def forward(self, given: Any) -> Tensor:
+        output: Tensor = super().forward(given.x)
+        return output
+
+
+def test_indices_serve_where_inputs_are_no_tensors() -> None:
+    class Batch:
+        x = X[:10]
+
+    model = OfObjects(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 3))
+    grower = ng.Grower(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    steps(grower, [Batch(), Batch()], samples=lambda _: range(10))  # type: ignore[list-item]
+    assert grower.samples.number() == 10
+    window = grower.layers[0].memory["window"]
+    assert window["steps"] == 2 and int(window["records"][0]["counts"].sum()) == 20
+
+
 @pytest.mark.parametrize("given", [range(7), torch.rand(8), torch.arange(16).reshape(8, 2)], ids=["7", "floats", "2d"])
 def test_indices_that_do_not_fit_the_batch_are_refused(given: Any) -> None:
     grower = new_grower()

@@ -161,7 +161,7 @@ class Samples:
                 f"samples: expected one integer per item of the batch, not {list(given.shape)} of {given.dtype}"
             )
         passes = self._passes[self._identified :]
-        sizes = [0 if found is None else len(found) for _, found in passes]
+        sizes = [len(given) // len(passes) if found is None else len(found) for _, found in passes]
         if len(given) == sum(sizes):
             parts = list(mixed(given).split(sizes))  # type: ignore[no-untyped-call]
         elif all(size == len(given) for size in sizes):
