@@ -694,6 +694,12 @@ def test_resuming_in_a_window_changes_no_bit(stop: int) -> None:
     assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
 
 
+def test_growth_ends_at_a_multiple_of_the_initial_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neurogenesis.triggers._MOST", 2)
+    grower = growing(60)
+    assert max(grower.widths.values()) == 6 and len(grower._schedule.done) > 0
+
+
 def test_a_state_of_the_earlier_rule_goes_on_with_the_present_one() -> None:
     """Windows that compared steps are begun again."""
     grower = growing(8)

@@ -328,7 +328,8 @@ class Need(Trigger):
     its size. Layers are asked after 5, 10 and 20 steps, so one with great need grows soon, and little need is measured
     carefully. A layer whose R is not above the first two in a whole window, or not above zero after ten steps, is done,
     until another layer grows or training has gone on for as long again. While it is above, but the present neurons
-    have their turn, it looks at ten steps, pauses for ten, and begins a new window.
+    have their turn, it looks at ten steps, pauses for ten, and begins a new window. No layer grows beyond 64 times its
+    initial size: without noise, and with ever new samples, there is always something left to learn.
 
     Args:
         window: number of gradient steps in a window.
@@ -348,6 +349,8 @@ class Need(Trigger):
 
     def __call__(self, layer: Layer) -> Decision:
         latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
+        if layer.size >= _MOST * layer.initial:
+            return Decision(0, *latest, wait=math.inf)
         if not any(seen.pairs for seen in layer.all_seen):
             return Decision(0, *latest)  # no backward pass has reached the layer
         ((before, window),) = [layer.now.prepared] if layer.now.prepared else self._after_step([layer])
@@ -370,7 +373,8 @@ class Need(Trigger):
             del layer.memory["window"]
         if metric > threshold:  # which ends the window
             part = min(max((metric / threshold - 1) / 2, 1 / 16), 1.0)
-            return Decision(max(1, _floor(part * layer.size)), metric, threshold, 1)
+            count = min(max(1, _floor(part * layer.size)), _MOST * layer.initial - layer.size)
+            return Decision(count, metric, threshold, 1)
         if metric > noise and window.steps >= min(_PATIENCE, self.window):
             layer.memory.pop("window", None)
             return Decision(0, metric, threshold, _PAUSE)  # the present neurons come first: ask again later
@@ -454,6 +458,7 @@ class Need(Trigger):
 
 
 _ERRORS = 4  # standard errors: a layer is asked dozens of times, and noise must not pass once
+_MOST = 64  # times the initial size of a layer
 _TURN = 3  # how many times the ratio of new neurons that of present ones may be
 _FIRST_CHECK = 5  # steps: fewer say little about noise
 _PATIENCE, _PAUSE = 10, 10  # steps of a window after which a layer may be left alone, and for how long it pauses
