@@ -176,7 +176,8 @@ class Samples:
 
     def of(self, call: Call) -> Tensor | None:
         """The identities of the items of a pass since the last step."""
-        return next((ids for key, ids in self._passes if key == id(call)), None)
+        # The latest: a call that is gone may have had the same id.
+        return next((ids for key, ids in reversed(self._passes) if key == id(call)), None)
 
     def end_step(self) -> None:
         """Count the samples of the passes since the last step."""

@@ -142,7 +142,7 @@ def _rule(run: Run) -> str:
     if strategy == NEED:
         return (
             " The metric is the signal-to-noise ratio of the gradients of would-be neurons, without what present "
-            "neurons can serve. A width grows when it is above the largest of 1/40, three standard errors, and a sixth "
+            "neurons can serve. A width grows when it is above the largest of 1, four standard errors, and a third "
             "of the same ratio of present neurons."
         )
     if strategy not in STRATEGY_ORDER:
