@@ -4,8 +4,8 @@ from __future__ import annotations
 
 STRATEGY = "need"
 """The strategy where none is named: it asks the loss, and stops by itself."""
-FACTOR = 8
-"""Maximum size of each width, as a multiple of its initial size, where neither the strategy nor the user sets an end.
+FACTOR = 16
+"""Maximum size of each width, as a multiple of its initial size, where neither the trigger nor the user sets one.
 
 So that a model that `neurogenesis.narrow` has made small regains its original widths, and no more.
 """

@@ -319,7 +319,18 @@ class Layer:
         assert self.example is not None
         return [verified_chain(self.model, self.width, seen.route, self.example) for seen in self.all_seen]
 
-    def passes_with(self, fan_ins: Sequence[Tensor]) -> list[list[Pass]]:
+    def random_biases(self, fan_in: Tensor, generator: torch.Generator) -> Tensor | None:
+        """Random biases of neurons, count x per neuron, with the variance of an entry of their fan-in.
+
+        As if they belonged to a further input of 1, so that the kinks of rectifiers are spread. None if the first
+        producer has no biases.
+        """
+        if fan_in.is_complex() or self.bias is None:
+            return None
+        numbers = torch.rand(fan_in.shape[:2], generator=generator).mul_(2).sub_(1).to(fan_in)
+        return numbers * (3 * fan_in.flatten(2).square().mean(2)).sqrt()  # of a uniform distribution
+
+    def passes_with(self, fan_ins: Sequence[Tensor], biases: Tensor | None = None) -> list[list[Pass]]:
         """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.
 
         Frozen consumers have none, because they would not learn. Nor are there passes that cannot be repeated, because
@@ -327,8 +338,9 @@ class Layer:
 
         Args:
             fan_ins: weights of the candidates in the first producer and in the other ones, as of `random_fan_ins`.
+            biases: biases of the candidates in the first producer, as of `random_biases`; zero by default.
         """
-        candidates = Candidates(fan_ins[0], others=dict(zip(self.other_producers, fan_ins[1:], strict=True)))
+        candidates = Candidates(fan_ins[0], biases, others=dict(zip(self.other_producers, fan_ins[1:], strict=True)))
         passes: list[list[Pass]] = [[] for _ in self.all_seen]
         by_call: dict[int, list[tuple[int, Pair]]] = {}  # in one run of the model, all consumers without a shortcut
         for number, seen in enumerate(self.all_seen):
@@ -338,7 +350,7 @@ class Layer:
                 if pair.H.numel() and not self._has_chain[number]:
                     by_call.setdefault(id(pair.call), []).append((number, pair))
                 elif pair.H.numel():
-                    given = fan_ins[0], pair.H_prev, pair.call, self.now.seed
+                    given = candidates, pair.H_prev, pair.call, self.now.seed
                     h = consumed_by_chain(self.model, self.width, seen.route, *given)
                     passes[number].append(Pass(pair.H, h, pair.D, self.now.samples.of(pair.call)))
         for pairs in by_call.values():
@@ -392,6 +404,11 @@ class Layer:
     def biases(self) -> list[Axis]:
         """One-dimensional parameters of the first producer along the width."""
         return [a for a in self.width.axes if a.module == self.producer.module and self.tensor(a).ndim == 1]
+
+    @cached_property
+    def bias(self) -> Axis | None:
+        """The biases of the first producer, if it has any."""
+        return next((axis for axis in self.biases if axis.tensor.rpartition(".")[2] == "bias"), None)
 
 
 def scaled_like(new: Tensor, present: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from . import metrics
 from .candidates.windows import Record, Window, after_step
-from .defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
+from .defaults import FACTOR, GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
 from .passes.activations import Activations
@@ -34,16 +34,14 @@ class Decision:
         count: number of neurons to add.
         metric: what was measured.
         threshold: what it was compared with.
-        wait: number of gradient steps until the trigger must be asked again about this layer; if infinite, only after
-            another one has grown, or training has gone on for as long again. By default the grower decides.
-        early: number of steps by which an infinite wait has begun before its time; it ends as if it had not.
+        wait: number of gradient steps until the trigger must be asked again about this layer. By default the grower
+            decides.
     """
 
     count: int
     metric: float | None = None
     threshold: float | None = None
-    wait: float | None = None
-    early: int = 0
+    wait: int | None = None
 
 
 class Trigger:
@@ -55,8 +53,8 @@ class Trigger:
         needs: what the trigger requires ("activations", "gradients", "fan-out gradients", "trials"); widths without it
             do not grow.
         patient: whether the trigger may be asked less often while it returns 0.
-        stops: whether growth ends by itself. If not, and neither `max_width` nor `max_parameters` is given, a `Grower`
-            stops at 8 times the initial size of each width.
+        limit: the multiple of the initial size of each width at which a `Grower` stops if neither `max_width` nor
+            `max_parameters` is given; infinite if growth ends by itself.
 
     Example:
         >>> import neurogenesis as ng
@@ -69,7 +67,7 @@ class Trigger:
 
     needs: ClassVar[frozenset[Requirement]] = frozenset()
     patient: ClassVar[bool] = False
-    stops: ClassVar[bool] = False
+    limit: ClassVar[float] = FACTOR
 
     @property
     def uses(self) -> frozenset[Requirement]:
@@ -218,7 +216,7 @@ class Integrated(Activation):
     increased its fan-out, so growth waits until new neurons are in use.
     """
 
-    stops: ClassVar[bool] = True
+    limit: ClassVar[float] = math.inf
 
     def start(self, layer: Layer) -> None:
         layer.memory.setdefault("fan-out", float(layer.fan_out_norms().mean()))
@@ -251,7 +249,7 @@ class Weight(Trigger):
     gamma: float = GAMMA_WEIGHT
     eps: float = 0.01
     patient: ClassVar[bool] = True
-    stops: ClassVar[bool] = True
+    limit: ClassVar[float] = math.inf
 
     def start(self, layer: Layer) -> None:
         layer.memory.setdefault("baseline", layer.weight_rank(self.eps) / layer.size)
@@ -320,16 +318,14 @@ class Need(Trigger):
 
     with M the number of samples, is above a threshold, the largest of
 
-    - 1: the training set can tell the gradient from noise;
-    - four standard errors of R in noise (see `neurogenesis.candidates.windows`): the window can;
-    - a third of the R of the present neurons' own fan-outs: they have had their turn.
+    - four standard errors of R in noise (see `neurogenesis.candidates.windows`): the window can tell it from noise;
+    - 200 / d, with d the number of directions over which the noise is spread: it is 200 times as strong as the noise
+      of the training set in one of them. New neurons have weights in their fan-in, too, which fit noise as well;
+    - 1: it is as strong as the noise of the training set in all directions.
 
     If R is p percent above the threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
-    its size. Layers are asked after 5, 10 and 20 steps, so one with great need grows soon, and little need is measured
-    carefully. A layer whose R is not above the first two in a whole window, or not above zero after ten steps, is done,
-    until another layer grows or training has gone on for as long again. While it is above, but the present neurons
-    have their turn, it looks at ten steps, pauses for ten, and begins a new window. No layer grows beyond 64 times its
-    initial size: without noise, and with ever new samples, there is always something left to learn.
+    its size. Layers are asked after 10, 20, 40, 80, ... gradient steps, so that new neurons have as much time to learn
+    as there was before them, and size cannot outrun training. A window has the last 20 steps before, or 10 at first.
 
     Args:
         window: number of gradient steps in a window.
@@ -339,18 +335,16 @@ class Need(Trigger):
     window: int = 20
     candidates: int = 32
     needs: ClassVar[frozenset[Requirement]] = frozenset({"fan-out gradients"})
-    stops: ClassVar[bool] = True
+    limit: ClassVar[float] = 64
 
     def __post_init__(self) -> None:
-        for name, least in (("window", _FIRST_CHECK), ("candidates", 1)):
+        for name, least in (("window", 1), ("candidates", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name}: expected an integer of at least {least}, not {value!r}")
 
     def __call__(self, layer: Layer) -> Decision:
         latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
-        if layer.size >= _MOST * layer.initial:
-            return Decision(0, *latest, wait=math.inf)
         if not any(seen.pairs for seen in layer.all_seen):
             return Decision(0, *latest)  # no backward pass has reached the layer
         ((before, window),) = [layer.now.prepared] if layer.now.prepared else self._after_step([layer])
@@ -359,32 +353,24 @@ class Need(Trigger):
         for record in window.records:
             check_finite(record.found, f"activations or gradients of {layer.name}")
         layer.memory["window"] = window.state()
-        if window.steps == before.steps or window.steps not in self._checks:
+        if window.steps == before.steps or window.steps < self._length(layer.step - window.steps):
             return Decision(0, *latest, wait=1)
         found = window.statistics(layer.now.samples.number(layer.ranks), layer.ranks)
-        if found is None:
+        if found is None:  # too few samples: the window goes on
             return Decision(0, *latest, wait=1)
-        metric, error, present = found
-        noise = max(1.0, _ERRORS * error)
-        threshold = max(noise, present / _TURN)
-        layer.memory["latest"] = metric, threshold
-        over = self._is_over(window.steps, metric)
-        if over:
-            del layer.memory["window"]
-        if metric > threshold:  # which ends the window
-            part = min(max((metric / threshold - 1) / 2, 1 / 16), 1.0)
-            count = min(max(1, _floor(part * layer.size)), _MOST * layer.initial - layer.size)
-            return Decision(count, metric, threshold, 1)
-        if metric > noise and window.steps >= min(_PATIENCE, self.window):
-            layer.memory.pop("window", None)
-            return Decision(0, metric, threshold, _PAUSE)  # the present neurons come first: ask again later
-        if over:  # the next windows of all layers begin together, which costs less
-            return Decision(0, metric, threshold, math.inf, early=self.window - window.steps)
-        return Decision(0, metric, threshold, 1)
+        threshold = max(_ERRORS * found.error, _STRENGTH / found.directions, 1.0)
+        layer.memory["latest"] = found.ratio, threshold
+        del layer.memory["window"]
+        # The next window ends when training has gone on for as long again.
+        wait = max(1, layer.step - self._length(layer.step) + 1)
+        if found.ratio <= threshold:
+            return Decision(0, found.ratio, threshold, wait)
+        part = min(max((found.ratio / threshold - 1) / 2, _LEAST_PART), 1.0)
+        return Decision(max(1, _floor(part * layer.size)), found.ratio, threshold, wait)
 
-    def _is_over(self, steps: int, metric: float) -> bool:
-        """Whether a window is over: it is complete, or the first half of it shows no signal at all."""
-        return steps == self.window or (steps >= _PATIENCE and metric <= 0)
+    def _length(self, steps: int) -> int:
+        """The number of steps in a window that begins after so many steps."""
+        return min(self.window, max(_FIRST_WINDOW, steps))
 
     def prepare(self, layers: Sequence[Layer]) -> None:
         """Several processes exchange the sums of all layers at once; a single one saves memory without this."""
@@ -399,7 +385,9 @@ class Need(Trigger):
         before = [self._window(layer) for layer in layers]
         paths = [[seen.route.consumer.module for seen in layer.all_seen] for layer in layers]
         consumers = [[layers[0].model.get_submodule(path) for path in own] for own in paths]
-        passes = [layer.passes_with(window.fan_ins) for layer, window in zip(layers, before, strict=True)]
+        passes = [
+            layer.passes_with(window.fan_ins, window.biases) for layer, window in zip(layers, before, strict=True)
+        ]
         return list(zip(before, after_step(before, consumers, passes, layers[0].ranks), strict=True))
 
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
@@ -423,17 +411,14 @@ class Need(Trigger):
         count = min(self.candidates, max(8, layer.size // 16)) if layer.convolutional else self.candidates
         generator = torch.Generator().manual_seed(layer.now.seed)
         fan_ins = layer.random_fan_ins(count, generator)
-        records = []
-        for seen in layer.all_seen:
-            inputs = layer.tensor(seen.route.consumer).shape[seen.route.consumer.axis]
-            records.append(Record(torch.randperm(inputs, generator=generator)[:count]))
-        return Window(tuple(fan_ins), tuple(records), shapes, torch.empty(0, dtype=torch.int64))
+        biases, records = layer.random_biases(fan_ins[0], generator), (Record(),) * len(layer.all_seen)
+        return Window(tuple(fan_ins), biases, records, shapes, torch.empty(0, dtype=torch.int64))
 
     @staticmethod
     def _saved_window(layer: Layer) -> Window | None:
-        """The window in progress, if there is one; those of earlier versions had no folds."""
+        """The window in progress, if there is one; those of earlier versions are not gone on with."""
         saved = layer.memory.get("window")
-        return Window.from_state(saved) if saved is not None and "samples" in saved else None
+        return Window.from_state(saved) if saved is not None and "biases" in saved else None
 
     def _same_kind(self, layer: Layer, window: Window) -> bool:
         """Whether the layer's weights have the shapes, the precision and the devices of those in the window."""
@@ -450,18 +435,11 @@ class Need(Trigger):
             for record, device in zip(window.records, devices, strict=True)
         )
 
-    @property
-    def _checks(self) -> set[int]:
-        """Numbers of steps in a window after which to decide."""
-        doubled = (_FIRST_CHECK * 2**number for number in range(20))
-        return {self.window, *(steps for steps in doubled if steps < self.window)}
 
-
-_ERRORS = 4  # standard errors: a layer is asked dozens of times, and noise must not pass once
-_MOST = 64  # times the initial size of a layer
-_TURN = 3  # how many times the ratio of new neurons that of present ones may be
-_FIRST_CHECK = 5  # steps: fewer say little about noise
-_PATIENCE, _PAUSE = 10, 10  # steps of a window after which a layer may be left alone, and for how long it pauses
+_FIRST_WINDOW = 10  # steps, after which a layer with great need may grow
+_ERRORS = 4  # standard errors: a layer is asked a dozen times, and noise must not pass once
+_STRENGTH = 200  # of the mean gradient, squared, relative to the noise in one direction
+_LEAST_PART = 1 / 16  # of the present neurons are added at least: small steps cost as much as large ones
 
 Final = int | float | Mapping[str, int | float] | None
 
@@ -480,7 +458,7 @@ class Linear(Trigger):
     steps: int
     final: Final = None
     part: float = 0.75
-    stops: ClassVar[bool] = True
+    limit: ClassVar[float] = math.inf
 
     def __call__(self, layer: Layer) -> Decision:
         return _toward(layer, self.final, min(1.0, layer.step / (self.part * self.steps)))
@@ -501,7 +479,7 @@ class Batched(Trigger):
     final: Final = None
     part: float = 0.75
     batches: int = 8
-    stops: ClassVar[bool] = True
+    limit: ClassVar[float] = math.inf
 
     def __call__(self, layer: Layer) -> Decision:
         done = _floor(self.batches * layer.step / (self.part * self.steps))
@@ -527,7 +505,7 @@ def resolved_size(size: int | float, initial: int) -> int:
 class Static(Trigger):
     """Never grow."""
 
-    stops: ClassVar[bool] = True
+    limit: ClassVar[float] = math.inf
 
     def __call__(self, layer: Layer) -> Decision:
         return Decision(0)

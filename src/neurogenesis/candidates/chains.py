@@ -20,7 +20,7 @@ from .trials import Candidates, Trials, apply_weights
 
 
 def consumed_by_chain(
-    model: nn.Module, width: Width, route: Route, fan_in: Tensor, H_prev: Tensor, call: Call, seed: int = 0
+    model: nn.Module, width: Width, route: Route, candidates: Candidates, H_prev: Tensor, call: Call, seed: int = 0
 ) -> Tensor:
     """Candidates in the consumer's input: `Trials.consumed` for routes with a chain.
 
@@ -28,7 +28,7 @@ def consumed_by_chain(
         model: the model.
         width: the width.
         route: a route with a chain.
-        fan_in: weights of the candidates in the producer, count x per neuron x the rest.
+        candidates: the candidates; only their weights and biases in the first producer are used.
         H_prev: the producer's input.
         call: the call of the model that H_prev is from.
         seed: seed of random operations in the modules.
@@ -41,9 +41,10 @@ def consumed_by_chain(
         if random:  # or code that is not known: it may also store results
             stack.enter_context(restoring_attributes(model))
         stack.enter_context(as_called(model, call, seed if random else None))
-        x = apply_weights(model.get_submodule(route.producer.module), H_prev, fan_in, route.producer)
+        producer = model.get_submodule(route.producer.module)
+        x = apply_weights(producer, H_prev, candidates.fan_in, route.producer, candidates.bias)
         for path, module in zip(route.chain, modules, strict=True):
-            tensors = _tensors_of(module, path, width, len(fan_in))
+            tensors = _tensors_of(module, path, width, len(candidates.fan_in))
             x = torch.func.functional_call(module, tensors, (x,), strict=False) if tensors else module(x)
     return x.flatten(1) if route.flattened else x
 
@@ -85,12 +86,13 @@ def verified_chain(model: nn.Module, width: Width, route: Route, call: Call) -> 
     rows = weight.detach().movedim(route.producer.axis, 0)
     generator = torch.Generator().manual_seed(0)
     fan_in = torch.randn(3, 1, *rows.shape[1:], generator=generator).to(rows) / rows[0].numel() ** 0.5
+    candidates = Candidates(fan_in)
     for training in (False, True):
         modes = [(module, "training", training and not isinstance(module, _DropoutNd)) for module in model.modules()]
         try:
             with temporary_attributes(modes), torch.no_grad():
-                (expected,) = trials.consumed(Candidates(fan_in), H_prev, call, [route])
-                found = consumed_by_chain(model, width, route, fan_in, H_prev, call)
+                (expected,) = trials.consumed(candidates, H_prev, call, [route])
+                found = consumed_by_chain(model, width, route, candidates, H_prev, call)
         except Exception:  # from a module's own code, which may need more than its new neurons or a larger batch
             return False
         if (

@@ -225,20 +225,24 @@ class Trials:
             found[number] = h.index_select(channel, columns.to(h.device))
 
 
-def apply_weights(module: nn.Module, inputs: Tensor, weights: Tensor, axis: Axis) -> Tensor:
-    """Output of a linear layer or convolution with the weights of some neurons only, and without bias.
+def apply_weights(
+    module: nn.Module, inputs: Tensor, weights: Tensor, axis: Axis, biases: Tensor | None = None
+) -> Tensor:
+    """Output of a linear layer or convolution with the weights of some neurons only.
 
     Args:
         module: the layer.
         inputs: its inputs; if the axis is that of its inputs, those of the neurons only.
         weights: weights of the neurons along the axis, count x per neuron x the rest.
         axis: an axis of the layer's weight.
+        biases: biases of the neurons, count x per neuron; zero by default.
     """
     weight = weights.flatten(0, 1).movedim(0, axis.axis)
+    bias = None if biases is None else biases.flatten()
     if isinstance(module, _ConvNd):
         convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
-        return convolve(inputs, weight, None, module.stride, module.padding, module.dilation)  # type: ignore
-    return F.linear(inputs, weight)
+        return convolve(inputs, weight, bias, module.stride, module.padding, module.dilation)  # type: ignore
+    return F.linear(inputs, weight, bias)
 
 
 def _keep(seen: dict[str, Tensor], key: str, tensor: Tensor) -> None:

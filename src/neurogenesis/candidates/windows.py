@@ -11,7 +11,7 @@ candidates of which it leaves less than a hundredth of the variance are left out
 consumer's output, divided by its root mean square at the step, sample i contributes :math:`D_i \otimes r_{ci}` to the
 gradient of the fan-out of candidate c.
 
-Each sample belongs to one of K = 8 folds for the whole training, so that what is seen twice stays in its fold. With
+Each sample belongs to one of K = 16 folds for the whole training, so that what is seen twice stays in its fold. With
 :math:`S_k` the sum over the :math:`n_k` rows of fold k in all steps of the window, all candidates together, each
 divided by the root mean square of :math:`r_c`,
 
@@ -23,12 +23,14 @@ samples are repeated, and v, with m the number of different samples in the windo
 one sample. (Of several positions of a sample, in sequences and images, all are rows of its fold.) So with M samples in
 the training set,
 
-.. math:: R = \frac{P}{v / M}, \qquad \sigma = \frac{M}{v} \sqrt{\frac{2 T}{\sum_{k \ne l} n_k n_l}}
+.. math:: R = \frac{P}{v / M}, \qquad d = \frac{v^2}{T}, \qquad
+          \sigma = \frac{M}{m} \sqrt{\frac{2}{d} \cdot \frac{(\sum_k n_k)^2}{\sum_{k \ne l} n_k n_l}}
 
-are the signal-to-noise ratio of the gradient over the whole training set, and its standard error without signal. T
-estimates the trace of the squared covariance of the gradient, so the error is larger the fewer dimensions the gradient
-varies in. It is :math:`(K / (K - 2))^2` times the variance of the entries :math:`k \ne l` of
-:math:`\langle S_k, S_l \rangle / \sqrt{n_k n_l}` after centring, which is a little too large.
+are the signal-to-noise ratio of the gradient over the whole training set, the number of directions over which the noise
+is spread, and the standard error of R without signal. T is the trace of the squared covariance of the gradient of one
+sample. It is :math:`(K / (K - 2))^2` times the variance of the entries :math:`k \ne l` of
+:math:`\langle S_k, S_l \rangle / \sqrt{n_k n_l}` after centring, which is a little too large, divided by the squared
+number of times that a sample is repeated.
 
 If the width has several consumers, the inner products are the means of theirs, each divided by its own v. So R is the
 mean over consumers, and its error is smaller than theirs. Consumers that have gradients at less than half of the steps
@@ -43,7 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -124,18 +126,16 @@ class Record:
     """What a window has recorded at one consumer. It is replaced, not modified.
 
     Args:
-        present: some present inputs of the consumer, for comparison.
         products: of the latest steps, for the next fit.
         new_rows: number of rows since the latest fit.
         coefficients: the latest fit; None before there are enough rows.
-        sums: of the gradients of fan-outs in each fold: folds x (candidates and present inputs) x fan-out.
+        sums: of the gradients of fan-outs in each fold: folds x candidates x fan-out.
         counts: number of rows in each fold.
-        energy: sum of the mean squares of r, and of the present inputs after centring.
+        energy: sum of the mean squares of r.
         variance: sum of the variances of the candidates.
         steps: number of steps with gradients.
     """
 
-    present: Tensor
     products: Products | None = None
     new_rows: int = 0
     coefficients: Tensor | None = None
@@ -151,34 +151,27 @@ class Record:
         All sums are those over processes.
         """
         channel, device = _channel(consumer), passes[0].H.device
-        candidates = passes[0].h.shape[channel]
-        both = [torch.cat([each.h, each.H.index_select(channel, self.present.to(device))], channel) for each in passes]
         norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
         counts = [sum(getattr(each, name).numel() for each in passes) for name in ("H", "D")]
         local = torch.tensor(counts, dtype=torch.float64, device=device), _sum_of([n.square() for n in norms])
-        totals, squares, sums, present_sums = yield [
-            *local, _sums(consumer, both), _sums(consumer, [each.H for each in passes])
+        totals, squares, present_sums, sums = yield [
+            *local, *(_sums(consumer, [getattr(each, name) for each in passes]) for name in ("H", "h"))
         ]  # fmt: skip
         rows, entries = int(totals[0]) // passes[0].H.shape[channel], int(totals[1])
-        means = torch.cat([present_sums, sums[:candidates]]) / rows
-        fitted = yield from self._fitted(consumer, passes, rows, means)
+        fitted = yield from self._fitted(consumer, passes, rows, torch.cat([present_sums, sums]) / rows)
         if fitted.coefficients is None:
             return fitted
         # By the number of rows, not of entries: new outputs have no gradient at first.
         scale = float(squares.sqrt()) / (entries / passes[0].D.shape[channel]) ** 0.5 or 1.0
         gradients, row_counts, energies, variances = [], [], [], []
-        for each, own in zip(passes, both, strict=True):
-            centred = _minus(consumer, own, sums / rows)
-            variance = _mean_squares(consumer, centred)
+        for each in passes:
             r = unexplained(consumer, each.H, each.h, fitted.coefficients)
-            present = centred.narrow(channel, candidates, len(self.present))
-            x = torch.cat([r, present.to(r.dtype)], channel)
             part = each.D.numel() / entries
-            gradient, count = fold_gradients(consumer, x, each.D.to(r.dtype) / scale, each.samples)
+            gradient, count = fold_gradients(consumer, r, each.D.to(r.dtype) / scale, each.samples)
             gradients.append(gradient)
             row_counts.append(count)
-            energies.append(torch.cat([_mean_squares(consumer, r), variance[candidates:]]) * part)
-            variances.append(variance[:candidates] * part)
+            energies.append(_mean_squares(consumer, r) * part)
+            variances.append(_mean_squares(consumer, _minus(consumer, each.h, sums / rows)) * part)
         new = yield [_sum_of(each) for each in (gradients, row_counts, energies, variances)]
         known = (fitted.sums, fitted.counts, fitted.energy, fitted.variance)
         sums, counts_by_fold, energy, variance = (
@@ -220,7 +213,7 @@ class Record:
         sums = [] if self.products is None else [self.products.squares]
         return sums if self.sums is None else [*sums, self.sums]
 
-    def gram(self, part: Literal["candidates", "present"], samples: float) -> tuple[Tensor, Tensor] | None:
+    def gram(self, samples: float) -> tuple[Tensor, Tensor] | None:
         """Inner products of the sums of folds, and the parts of all rows that are in each fold.
 
         The sums are divided by the number of all rows, and by the standard deviation of the gradient of one sample;
@@ -228,16 +221,26 @@ class Record:
         """
         if self.sums is None or self.counts is None or self.energy is None or self.variance is None:
             return None
-        split = len(self.variance)
-        rows = slice(split) if part == "candidates" else slice(split, None)
-        energy = self.energy[rows]
-        used = energy > (LEAST_SHARE * self.variance if part == "candidates" else 0)
-        weights = torch.where(used, energy.rsqrt(), 0)
-        scaled = (self.sums[:, rows] * weights[:, None]).flatten(1)
+        weights = torch.where(self.energy > LEAST_SHARE * self.variance, self.energy.rsqrt(), 0)
+        scaled = (self.sums * weights[:, None]).flatten(1)
         total = self.counts.sum()
         gram, parts = (scaled @ scaled.T).double() / total**2, self.counts / total
         variance = samples * (gram.trace() - _signal(gram, parts) * parts.square().sum())
         return (gram / variance, parts) if variance > 0 else None
+
+
+class Statistics(NamedTuple):
+    """What a window shows.
+
+    Args:
+        ratio: the signal-to-noise ratio R of the gradient over the whole training set.
+        error: the standard error of R without signal.
+        directions: the number of directions d over which the noise is spread.
+    """
+
+    ratio: float
+    error: float
+    directions: float
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,7 @@ class Window:
 
     Args:
         fan_ins: weights of the candidates in the first producer and in the other ones, count x per neuron x the rest.
+        biases: biases of the candidates in the first producer, count x per neuron; None if it has none.
         records: what was recorded at each consumer.
         shapes: shapes of the first producer's and each consumer's weight.
         samples: the smallest identities of the samples in this process.
@@ -253,6 +257,7 @@ class Window:
     """
 
     fan_ins: tuple[Tensor, ...]
+    biases: Tensor | None
     records: tuple[Record, ...]
     shapes: tuple[Shapes, ...]
     samples: Tensor
@@ -261,6 +266,7 @@ class Window:
     def state(self) -> dict[str, Any]:
         return {
             "fan_ins": self.fan_ins,
+            "biases": self.biases,
             "records": [_state(record) for record in self.records],
             "shapes": [[list(shape) for shape in shapes] for shapes in self.shapes],
             "samples": self.samples,
@@ -274,7 +280,7 @@ class Window:
             products = saved["products"]
             records.append(Record(**{**saved, "products": None if products is None else Products(**products)}))
         shapes = tuple((torch.Size(producer), torch.Size(consumer)) for producer, consumer in state["shapes"])
-        return Window(state["fan_ins"], tuple(records), shapes, state["samples"], state["steps"])
+        return Window(state["fan_ins"], state["biases"], tuple(records), shapes, state["samples"], state["steps"])
 
     def padded(self, producers: Sequence[Axis], consumers: Sequence[Axis], plans: Sequence[Plan]) -> Window:
         """The window after other widths have grown: nothing has come from new inputs, or gone to new outputs, so far.
@@ -312,10 +318,8 @@ class Window:
         known = merged(self.samples, *samples) if counted and samples else self.samples
         return replace(self, records=tuple(latest), samples=known, steps=self.steps + counted)
 
-    def statistics(self, training_samples: float, ranks: Ranks = ALONE) -> tuple[float, float, float] | None:
-        """The ratio R of candidates, its standard error, and the ratio of the present inputs.
-
-        None if there are too few samples to tell, and zeros if there are no gradients at all.
+    def statistics(self, training_samples: float, ranks: Ranks = ALONE) -> Statistics | None:
+        """What the window shows; None if there are too few samples to tell, and a ratio of 0 without any gradients.
 
         Args:
             training_samples: the number of samples in the training set.
@@ -326,23 +330,23 @@ class Window:
         if any(each.counts is not None and int(each.counts.count_nonzero()) < LEAST_FOLDS for each in often):
             return None
         total = max(training_samples, samples)
-        (ratio, error), (present, _) = (_ratio(often, part, samples) for part in ("candidates", "present"))
-        return total * ratio, total * error, total * present
+        found = [each for record in often if (each := record.gram(samples)) is not None]
+        if not found:
+            return Statistics(0.0, 0.0, 1.0)
+        gram, parts = (torch.stack([own.cpu() for own in each]).mean(0) for each in zip(*found, strict=True))
+        spread, pairs = float(_spread(gram, parts)), float(1 - parts.square().sum())
+        directions = 1 / (spread * samples**2) if spread > 0 else math.inf
+        return Statistics(total * float(_signal(gram, parts)), total * math.sqrt(2 * spread / pairs), directions)
 
 
-def _ratio(records: Sequence[Record], part: Literal["candidates", "present"], samples: float) -> tuple[float, float]:
-    """P / v, mean over consumers, and its standard error; both are 0 if there are no gradients at all."""
-    found = [each for record in records if (each := record.gram(part, samples)) is not None]
-    if not found:
-        return 0.0, 0.0
-    gram, parts = (torch.stack([own.cpu() for own in each]).mean(0) for each in zip(*found, strict=True))
+def _spread(gram: Tensor, parts: Tensor) -> Tensor:
+    """Variance of the inner products of different folds, each with the same number of rows, without signal."""
     used = parts > 0
-    gram, parts = gram[used][:, used], parts[used]
-    roots, K = parts.sqrt(), len(parts)
+    gram, roots, K = gram[used][:, used], parts[used].sqrt(), int(used.sum())
     centring = torch.eye(K).to(gram) - torch.outer(roots, roots)
-    spread = (centring @ (gram / torch.outer(roots, roots)) @ centring)[_between(gram)].var(correction=0)
-    pairs = 1 - parts.square().sum()
-    return float(_signal(gram, parts)), float((2 * spread / pairs).sqrt() * K / (K - 2))
+    centred = centring @ (gram / torch.outer(roots, roots)) @ centring
+    between = ~torch.eye(K, dtype=torch.bool, device=gram.device)
+    return centred[between].var(correction=0) * (K / (K - 2)) ** 2
 
 
 def after_step(
@@ -398,10 +402,6 @@ def _signal(gram: Tensor, parts: Tensor) -> Tensor:
     return (gram.sum() - gram.trace()) / (1 - parts.square().sum())
 
 
-def _between(gram: Tensor) -> Tensor:
-    return ~torch.eye(len(gram), dtype=torch.bool, device=gram.device)
-
-
 def _state(record: Record) -> dict[str, Any]:
     state = {field.name: getattr(record, field.name) for field in fields(Record)}
     if record.products is not None:
@@ -414,14 +414,23 @@ def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tens
     dims = len(consumer.kernel_size) + 1 if isinstance(consumer, _ConvNd) else 1
     leading, rest = D.shape[:-dims], math.prod(D.shape[-dims + 1 :]) if dims > 1 else 1
     of_row = folds(row_samples(samples, leading, D.device))
-    order = of_row.argsort()
     counts = torch.bincount(of_row, minlength=FOLDS)
+    order, inputs, D = of_row.argsort(), *(each.reshape(-1, *each.shape[-dims:]) for each in (inputs, D))
+    longest = int(counts.max())
+    if dims == 1 and FOLDS * longest <= _PADDING * len(D):  # one product of folds that are padded with zeros
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=D.device) - (counts.cumsum(0) - counts)[of_row[order]]
+        x, y = (each.new_zeros(FOLDS, longest, each.shape[1]) for each in (inputs, D))
+        x[of_row, place], y[of_row, place] = inputs, D
+        return x.transpose(1, 2) @ y, counts.double()
     sizes = counts.tolist()
-    inputs = inputs.reshape(-1, *inputs.shape[-dims:])[order].split(sizes)  # type: ignore[no-untyped-call]
-    D = D.reshape(-1, *D.shape[-dims:])[order].split(sizes)  # type: ignore[no-untyped-call]
-    gradients = [fan_out_gradient(consumer, *each) if len(each[0]) else None for each in zip(inputs, D, strict=True)]
+    parts = zip(inputs[order].split(sizes), D[order].split(sizes), strict=True)  # type: ignore[no-untyped-call]
+    gradients = [fan_out_gradient(consumer, *each) if len(each[0]) else None for each in parts]
     nothing = torch.zeros_like(next(each for each in gradients if each is not None))
     return torch.stack([nothing if each is None else each for each in gradients]), counts.double() * rest
+
+
+_PADDING = 4  # times the rows that folds may have together with the zeros
 
 
 def row_samples(samples: Tensor | None, leading: Sequence[int], device: torch.device) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -144,7 +145,7 @@ def set_maximum_sizes(
     known: Widths,
     given: MaxWidth,
     round_to: int,
-    otherwise: float | None = None,
+    otherwise: float = math.inf,
     begun: bool = False,
 ) -> set[str]:
     """Set the maximum size of each layer from the argument max_width, rounded down to a multiple of `round_to`.
@@ -154,7 +155,7 @@ def set_maximum_sizes(
         known: all widths of the model.
         given: the argument.
         round_to: sizes are multiples of it.
-        otherwise: factor of the initial size for widths without a maximum; None if they have none.
+        otherwise: factor of the initial size for widths without a maximum; infinite if they have none.
         begun: whether training has begun: widths that are found then may be larger than the maximum, and stay as they
             are; else that is an error.
 
@@ -170,7 +171,7 @@ def set_maximum_sizes(
         named = {} if given is None else {layer.name: given for layer in layers}
     for layer in layers:
         limit = named.get(layer.name, otherwise)
-        if limit is None or limit == float("inf"):
+        if limit == math.inf:
             continue
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit:
             raise TypeError(
@@ -184,7 +185,7 @@ def set_maximum_sizes(
                 + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")
             )
         layer.maximum = max(layer.size, layer.maximum // round_to * round_to)
-    return set() if otherwise is None else {layer.name for layer in layers if layer.name not in named}
+    return set() if otherwise == math.inf else {layer.name for layer in layers if layer.name not in named}
 
 
 def as_call(example: Example) -> Call:

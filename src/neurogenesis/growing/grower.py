@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
@@ -17,7 +18,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from ..candidates.losses import loss_with
-from ..defaults import FACTOR, MAX_INTERVAL, STRATEGY
+from ..defaults import MAX_INTERVAL, STRATEGY
 from ..history import Event, History, Observation
 from ..initializations import Neurons
 from ..layer import Layer, StepContext
@@ -82,8 +83,8 @@ class Grower:
         example: an input of the model, or a list of several that together use all layers; by default the first training
             batch. Layers that it does not use are resized when they are first called.
         max_width: the maximum size of each width: an int (number of neurons), a float (factor of the initial size), or
-            a mapping from names to either. By default widths are unlimited if the strategy stops by itself or
-            `max_parameters` is given, and otherwise have at most 8 times their initial size.
+            a mapping from names to either. By default 64 times the initial size with 'need', 16 times with
+            strategies that do not stop by themselves, and unlimited with others or if `max_parameters` is given.
         max_parameters: the maximum number of parameters of the model; unlimited by default. When it is reached, neurons
             go to the widths that want most of them per parameter.
         round_to: grow widths to multiples of this number, such as 8, which suits hardware.
@@ -305,9 +306,8 @@ class Grower:
             self._warn(f"dead neurons of {name} are not dropped: {reason}")
 
     def _set_maximum_sizes(self, layers: Sequence[Layer], known: Widths, begun: bool) -> None:
-        endless = not self.strategy.trigger.stops and self.max_parameters is None
-        factor = float(FACTOR) if endless else None
-        self._limited = set_maximum_sizes(layers, known, self.max_width, self.round_to, factor, begun)
+        limit = float(self.strategy.trigger.limit) if self.max_parameters is None else math.inf
+        self._limited = set_maximum_sizes(layers, known, self.max_width, self.round_to, limit, begun)
 
     @property
     def _allowed_reasons(self) -> frozenset[Kind]:
@@ -470,7 +470,7 @@ class Grower:
         return {layer.name: layer.size for layer in self._layers or ()}
 
     def __str__(self) -> str:
-        text = overview(self.strategy, self._layers, self.history, self._schedule.done)
+        text = overview(self.strategy, self._layers, self.history, self._schedule.waiting(self.steps))
         self.buffer.clear_activations()  # the overview may have measured activations, which the next step changes
         return text
 
@@ -660,10 +660,8 @@ class Grower:
         for layer, decision in decided:
             waits = decision.metric is None and "activations" in trigger.needs  # for more samples
             patient = trigger.patient and not waits
-            wait, early = decision.wait, decision.early
-            self._schedule.record_look(layer.name, self.steps, patient, layer.name in grown, wait, early)
+            self._schedule.record_look(layer.name, self.steps, patient, layer.name in grown, decision.wait)
         if grown:
-            self._schedule.reopen()
             self._check_budget()
             self._warn_about_limit()
         return events
@@ -678,8 +676,8 @@ class Grower:
         reached = [layer.name for layer in self._layers or () if layer.name in self._limited and layer.full]
         if reached:
             self._warn(
-                f"{', '.join(reached)} stopped at {FACTOR} times the initial size, as this strategy does not stop by "
-                "itself: set a limit with max_width= or max_parameters= (max_width=math.inf for none), or use 'need'",
+                f"{', '.join(reached)} stopped at {self.strategy.trigger.limit:g} times the initial size: set another "
+                "limit with max_width= or max_parameters= (max_width=math.inf for none)",
                 key="limit",
             )
 

@@ -20,13 +20,13 @@ from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery, plan_shrinkage
 from .choosing import FROZEN, choose_widths
 
-LEAST = 4  # neurons, where a fraction would be fewer
+LEAST = 16  # neurons, where a fraction would be fewer
 
 
 def narrow(
     model: nn.Module,
     example: Examples,
-    size: int | float = 1 / 8,
+    size: int | float = 1 / 16,
     *,
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
@@ -36,7 +36,7 @@ def narrow(
 ) -> dict[str, int]:
     r"""Reduce every growable width of an untrained model to a small start, from which a `Grower` can grow it.
 
-    The first neurons stay. The weights of layers with fewer inputs are multiplied by
+    The first neurons stay. The weights and biases of layers with fewer inputs are multiplied by
 
     .. math:: \sqrt{\text{inputs before} / \text{inputs after}}
 
@@ -47,7 +47,7 @@ def narrow(
     Args:
         model: any module, before training.
         example: an input the model accepts, as in `neurogenesis.widths`.
-        size: number of neurons of each width (an int), or factor of its size (a float), of which at least 4 neurons
+        size: number of neurons of each width (an int), or factor of its size (a float), of which at least 16 neurons
             are left; widths that are smaller are not changed.
         include: patterns of widths to reduce, as in `Grower`.
         exclude: patterns of widths not to reduce.
@@ -80,10 +80,14 @@ def narrow(
                 target = _target(width, size)
                 if target < width.size:
                     surgery.apply(plan_shrinkage(model, width, range(target, width.size)))
-        weights = {name: weight for name, weight in model.named_parameters() if weight.ndim > 1}  # no masks
+        parameters = dict(model.named_parameters())
+        weights = {name: weight for name, weight in parameters.items() if weight.ndim > 1}  # no masks
         for tensor, axis in {(axis.tensor, axis.axis) for width in chosen for axis in width.consumers}:
             if tensor in weights:
-                weights[tensor].mul_((before[tensor][axis] / weights[tensor].shape[axis]) ** 0.5)
+                factor = (before[tensor][axis] / weights[tensor].shape[axis]) ** 0.5
+                for name in (tensor, f"{tensor.rpartition('.')[0]}.bias"):  # usually drawn from the same distribution
+                    if name in parameters:
+                        parameters[name].mul_(factor)
     for width in chosen:
         width.initial = width.size
     return {width.name: width.size for width in chosen}

@@ -13,14 +13,14 @@ from ..tables import table
 
 
 @torch.no_grad()
-def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: History, done: Mapping[str, int]) -> str:
+def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: History, waiting: Mapping[str, int]) -> str:
     """Table of the widths of a `Grower`, one line each, or a note if they are not known yet.
 
     Args:
         strategy: the strategy.
         layers: layers of all watched widths; None if they are not known yet.
         history: what the trigger has seen.
-        done: the widths that are not looked at unless another one grows, with the step until which this holds.
+        waiting: the widths that are not looked at for a while, with the step of the next look.
     """
     if layers is None:
         return "before the first batch: the widths are not known yet (pass example= to find them immediately)"
@@ -32,16 +32,23 @@ def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: Histor
         numbers = ["-" if number is None else f"{number:.4g}" for number in (metric, threshold)]
         step = "-" if seen is None else str(seen.step)
         rows.append(
-            (layer.name, str(layer.size), maximum, *numbers, step, _state(strategy, layer, seen, done.get(layer.name)))
+            (
+                layer.name,
+                str(layer.size),
+                maximum,
+                *numbers,
+                step,
+                _state(strategy, layer, seen, waiting.get(layer.name)),
+            )
         )
     return table(("width", "size", "maximum", "measured", "threshold", "at step", ""), rows)
 
 
-def _state(strategy: Strategy, layer: Layer, seen: Observation | None, done: int | None) -> str:
+def _state(strategy: Strategy, layer: Layer, seen: Observation | None, next_look: int | None) -> str:
     if layer.full:
         return "no parameters left" if layer.out_of_budget else "at its maximum"
-    if done is not None:
-        return f"done until step {done}"
+    if next_look is not None:
+        return f"next look at step {next_look}"
     if seen is None:
         return "before the first gradient step"
     if seen.metric is None and "fan-out gradients" in strategy.trigger.needs and not layer.memory:

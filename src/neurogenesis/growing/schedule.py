@@ -14,7 +14,6 @@ from ..defaults import MAX_INTERVAL
 class _LookState:
     next_look: int = 1  # the gradient step of the next look
     quiet: int = 0  # number of consecutive looks without growth
-    done: bool = False  # whether no look is needed before that step unless another width grows
 
 
 class Schedule:
@@ -36,11 +35,7 @@ class Schedule:
         """Names of the widths to look at after a gradient step."""
         if self.every is not None and (step - 1) % self.every:
             return frozenset()
-        return frozenset(
-            name
-            for name, state in self._states.items()
-            if step >= state.next_look or (self.every is not None and not state.done)
-        )
+        return frozenset(name for name, state in self._states.items() if step >= state.next_look)
 
     def next_look(self, names: Collection[str]) -> float:
         """The first step at which one of these widths may be due."""
@@ -48,33 +43,20 @@ class Schedule:
             return 0
         return min((self._states[name].next_look for name in names), default=math.inf)
 
-    def record_look(
-        self, name: str, step: int, patient: bool, grown: bool, wait: float | None = None, early: int = 0
-    ) -> None:
-        """Set the next look at a width: after `wait` steps if given; else, if its trigger is patient, each look without
-        growth delays the next one further.
-
-        If `wait` is infinite, the width is done until another one grows. As what a network needs may change while it
-        trains, it is also looked at again when training has gone on for as long again, as if the wait had begun `early`
-        steps later.
+    def record_look(self, name: str, step: int, patient: bool, grown: bool, wait: int | None = None) -> None:
+        """Set the next look at a width: after `wait` steps if given; else, if its trigger is patient and there is no
+        fixed interval, each look without growth delays the next one further.
         """
         state = self._states[name]
         state.quiet = state.quiet + 1 if patient and not grown else 0
-        state.done = wait == math.inf
         if wait is None:
-            wait = min(max(state.quiet, 1), MAX_INTERVAL)
-        state.next_look = 2 * (step + early) if state.done else step + int(wait)
+            wait = min(max(state.quiet, 1), MAX_INTERVAL) if self.every is None else 1
+        state.next_look = step + wait
 
-    @property
-    def done(self) -> dict[str, int]:
-        """The widths that are done, with the step of the next look at each."""
-        return {name: state.next_look for name, state in self._states.items() if state.done}
-
-    def reopen(self) -> None:
-        """Look again at the widths that are done."""
-        for state in self._states.values():
-            if state.done:
-                state.done, state.next_look = False, 0
+    def waiting(self, step: int) -> dict[str, int]:
+        """The widths that are not looked at for a while, with the step of the next look at each."""
+        looks = {name: state.next_look for name, state in self._states.items()}
+        return {name: look for name, look in looks.items() if look > step + MAX_INTERVAL}
 
     def state(self, name: str) -> dict[str, Any]:
         return asdict(self._states[name])

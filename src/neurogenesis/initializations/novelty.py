@@ -28,9 +28,9 @@ class Small(Initialization):
     r"""Small random fan-in, random biases, zero fan-out.
 
     The norm of the fan-in is a part of the mean norm of the neurons that were there before the first growth. A bias has
-    the variance of one entry of the fan-in, as if it belonged to a further input of 1, so that the kinks of rectifiers
-    are spread. New neurons that start small find directions of their own instead of a random one: networks that grow
-    on little data overfit less than with fan-in of the full norm.
+    the variance of one entry of the fan-in, so that the kinks of rectifiers are spread. New neurons that start small
+    find directions of their own instead of a random one: networks that grow on little data overfit less than with
+    fan-in of the full norm.
 
     Args:
         part: norm of the fan-in, as a part of the mean norm of the first neurons.
@@ -45,11 +45,9 @@ class Small(Initialization):
             norm = self.part * float(first.norm(dim=1).mean())
             rows = scaled_to(layer.default(axis, count, generator), norm)
             values.update(parameter_values(layer, axis, rows))
-            for bias in layer.biases if axis == layer.producer else ():
-                if bias.tensor.rpartition(".")[2] == "bias" and not first.is_complex():
-                    numbers = torch.rand(count, bias.per_neuron, generator=generator).mul_(2).sub_(1)
-                    largest = norm * (3 / first.shape[1]) ** 0.5  # of a uniform distribution
-                    values[bias.tensor, bias.axis] = layer.values(bias, largest * numbers.to(rows))
+            if axis == layer.producer and (biases := layer.random_biases(rows, generator)) is not None:
+                assert layer.bias is not None
+                values[layer.bias.tensor, layer.bias.axis] = layer.values(layer.bias, biases)
         return Neurons(count, values)
 
 

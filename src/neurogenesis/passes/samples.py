@@ -20,7 +20,7 @@ from torch import Tensor
 from .ranks import ALONE, Ranks
 from .replay import Call
 
-FOLDS = 8
+FOLDS = 16
 KEPT = 4096  # identities
 VALUES = 64  # of an item that are hashed, spread over it; of integers, such as tokens, the first ones
 _LARGEST = 2**63 - 1
@@ -137,6 +137,7 @@ class Samples:
         self._identified = 0  # passes of these for which the user has told the identities
         self._recent: list[Tensor] = []  # identities that have not been counted yet
         self._without_new = 0  # items that have passed since the latest new sample
+        self._items = 0  # that have been counted
 
     @property
     def known(self) -> bool:
@@ -191,6 +192,7 @@ class Samples:
         if not self._recent:
             return
         before, items = self._smallest, sum(map(len, self._recent))
+        self._items += items
         self._smallest = merged(before.to(self._recent[0].device), *self._recent)
         self._recent.clear()
         new = len(self._smallest) != len(before) or not torch.equal(self._smallest, before.to(self._smallest.device))
@@ -202,7 +204,8 @@ class Samples:
             return float(self.total)
         self._count()
         self._smallest = merged(*processes.gathered(self._smallest))  # so that each process saves those of all
-        return number_of(self._smallest)
+        found = number_of(self._smallest)
+        return 2 * found if self._items < 1.02 * found else found
 
     def state(self) -> dict[str, Any]:
         self._count()
