@@ -325,14 +325,15 @@ class Need(Trigger):
 
     If R is p percent above the threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
     its size. Layers are asked after 10, 20, 40, 80, ... gradient steps, so that new neurons have as much time to learn
-    as there was before them, and size cannot outrun training. A window has the last 20 steps before, or 10 at first.
+    as there was before them, and size cannot outrun training. A window has the last 48 steps before, or 10 at first, of
+    which as many are looked at, evenly spaced, as are needed for 4,096 items of batches: 5 to 24.
 
     Args:
         window: number of gradient steps in a window.
         candidates: number of would-be neurons.
     """
 
-    window: int = 20
+    window: int = 48
     candidates: int = 32
     needs: ClassVar[frozenset[Requirement]] = frozenset({"fan-out gradients"})
     limit: ClassVar[float] = 64
@@ -353,24 +354,35 @@ class Need(Trigger):
         for record in window.records:
             check_finite(record.found, f"activations or gradients of {layer.name}")
         layer.memory["window"] = window.state()
-        if window.steps == before.steps or window.steps < self._length(layer.step - window.steps):
+        if window.steps == before.steps:
             return Decision(0, *latest, wait=1)
+        looks, interval = layer.memory.get("looks") or self._looks(window, 0)
+        if window.steps < looks:
+            return Decision(0, *latest, wait=interval)
         found = window.statistics(layer.now.samples.number(layer.ranks), layer.ranks)
         if found is None:  # too few samples: the window goes on
             return Decision(0, *latest, wait=1)
         threshold = max(_ERRORS * found.error, _STRENGTH / found.directions, 1.0)
         layer.memory["latest"] = found.ratio, threshold
         del layer.memory["window"]
-        # The next window ends when training has gone on for as long again.
-        wait = max(1, layer.step - self._length(layer.step) + 1)
+        looks, interval = layer.memory["looks"] = self._looks(window, layer.step)
+        wait = max(1, layer.step - (looks - 1) * interval)  # it ends when training has gone on for as long again
         if found.ratio <= threshold:
             return Decision(0, found.ratio, threshold, wait)
         part = min(max((found.ratio / threshold - 1) / 2, _LEAST_PART), 1.0)
         return Decision(max(1, _floor(part * layer.size)), found.ratio, threshold, wait)
 
-    def _length(self, steps: int) -> int:
-        """The number of steps in a window that begins after so many steps."""
-        return min(self.window, max(_FIRST_WINDOW, steps))
+    def _looks(self, window: Window, steps: int) -> tuple[int, int]:
+        """The number of steps to look at in the next window, and the interval between them.
+
+        Args:
+            window: what shows how large batches are.
+            steps: the number of gradient steps up to the latest decision.
+        """
+        length = min(self.window, max(_FIRST_WINDOW, steps))
+        wanted = -(-_ENOUGH_ITEMS * window.steps // window.items)
+        looks = min(max(wanted, _LEAST_LOOKS), _MOST_LOOKS, length)
+        return looks, length // looks
 
     def prepare(self, layers: Sequence[Layer]) -> None:
         """Several processes exchange the sums of all layers at once; a single one saves memory without this."""
@@ -437,6 +449,8 @@ class Need(Trigger):
 
 
 _FIRST_WINDOW = 10  # steps, after which a layer with great need may grow
+_LEAST_LOOKS, _MOST_LOOKS = 5, 24  # in a window
+_ENOUGH_ITEMS = 4096  # of batches: if fewer steps have so many, not all are looked at, which saves time
 _ERRORS = 4  # standard errors: a layer is asked a dozen times, and noise must not pass once
 _STRENGTH = 200  # of the mean gradient, squared, relative to the noise in one direction
 _LEAST_PART = 1 / 16  # of the present neurons are added at least: small steps cost as much as large ones

@@ -52,7 +52,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..passes.ranks import ALONE, Ranks, Sums, summed
-from ..passes.samples import FOLDS, folds, merged, mixed, number_of
+from ..passes.samples import FOLDS, KEPT, folds, merged, mixed, number_of
 from ..passes.seen import Shapes
 from ..structure.axes import Axis
 from ..structure.edits import Edit
@@ -78,6 +78,11 @@ class Pass(NamedTuple):
     D: Tensor
     samples: Tensor | None = None
 
+    @property
+    def items(self) -> int:
+        """The number of items of the batch."""
+        return len(self.H) if self.samples is None else len(self.samples)
+
 
 @dataclass(frozen=True)
 class Products:
@@ -87,7 +92,7 @@ class Products:
         centre: a number that is subtracted from each column: about its mean.
         count: number of rows; less of those that have been forgotten in part.
         sums: sum of x.
-        squares: sum of the products of x and H, columns x inputs, in double precision.
+        squares: sum of the products of x and H, columns x inputs.
     """
 
     centre: Tensor
@@ -98,27 +103,27 @@ class Products:
     @staticmethod
     def of(rows: Tensor, inputs: int, centre: Tensor) -> Sums[Products]:
         """The sums over the rows of all processes."""
-        centred = rows - centre.to(rows)
-        squares = (centred.T @ centred[:, :inputs]).double()
-        count, sums, squares = yield [squares.new_tensor(len(rows)), centred.sum(0).double(), squares]
+        centred = rows - centre
+        count, sums, squares = yield [
+            rows.new_tensor(len(rows), dtype=torch.float64), centred.sum(0), centred.T @ centred[:, :inputs]
+        ]  # fmt: skip
         return Products(centre, count, sums, squares)
 
     def after(self, new: Products, part: float) -> Products:
         """A part of these and the new ones, about the same centre."""
-        return Products(
-            self.centre, part * self.count + new.count, part * self.sums + new.sums, part * self.squares + new.squares
-        )
+        sums, squares = (torch.add(getattr(new, name), getattr(self, name), alpha=part) for name in ("sums", "squares"))
+        return Products(self.centre, part * self.count + new.count, sums, squares)
 
-    def fit(self, dtype: torch.dtype) -> Tensor:
+    def fit(self) -> Tensor:
         """Least-squares fit of h by a constant and H, with a small ridge: (1 + inputs) x candidates."""
-        inputs = self.squares.shape[1]
-        covariance = self.squares - torch.outer(self.sums, self.sums[:inputs]) / self.count
-        mean = self.centre.double() + self.sums / self.count
+        inputs, count = self.squares.shape[1], float(self.count)
+        covariance = torch.addr(self.squares, self.sums, self.sums[:inputs], alpha=-1 / count).double()
+        mean = (self.centre + self.sums / count).double()
         gram, mixed_products = covariance[:inputs].T, covariance[inputs:].T  # in the order of Fortran: no copies
         gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(torch.float32).tiny)
         # Cholesky's method needs half the operations, but takes several times as long on two threads as on one.
         slopes = torch.linalg.solve_ex(gram, mixed_products).result
-        return torch.cat([(mean[inputs:] - mean[:inputs] @ slopes)[None], slopes]).to(dtype)
+        return torch.cat([(mean[inputs:] - mean[:inputs] @ slopes)[None], slopes]).to(self.squares.dtype)
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,7 @@ class Record:
         energy: sum of the mean squares of r.
         variance: sum of the variances of the candidates.
         steps: number of steps with gradients.
+        items: number of items of batches in these steps.
     """
 
     products: Products | None = None
@@ -144,6 +150,7 @@ class Record:
     energy: Tensor | None = None
     variance: Tensor | None = None
     steps: int = 0
+    items: int = 0
 
     def after(self, consumer: nn.Module, passes: Sequence[Pass]) -> Sums[Record]:
         """The record after a step: with a new fit, if there are enough rows for one, and then with its gradients.
@@ -152,7 +159,9 @@ class Record:
         """
         channel, device = _channel(consumer), passes[0].H.device
         norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
-        counts = [sum(getattr(each, name).numel() for each in passes) for name in ("H", "D")]
+        counts = [
+            sum(map(int, each)) for each in zip(*((p.H.numel(), p.D.numel(), p.items) for p in passes), strict=True)
+        ]
         local = torch.tensor(counts, dtype=torch.float64, device=device), _sum_of([n.square() for n in norms])
         totals, squares, present_sums, sums = yield [
             *local, *(_sums(consumer, [getattr(each, name) for each in passes]) for name in ("H", "h"))
@@ -177,7 +186,10 @@ class Record:
         sums, counts_by_fold, energy, variance = (
             each if old is None else old + each for old, each in zip(known, new, strict=True)
         )
-        return replace(fitted, sums=sums, counts=counts_by_fold, energy=energy, variance=variance, steps=self.steps + 1)
+        return replace(
+            fitted, sums=sums, counts=counts_by_fold, energy=energy, variance=variance, steps=self.steps + 1,
+            items=self.items + int(totals[2]),
+        )  # fmt: skip
 
     def _fitted(self, consumer: nn.Module, passes: Sequence[Pass], rows: int, means: Tensor) -> Sums[Record]:
         """Fit the candidates to the consumer's inputs of this step, or of the latest steps if there are few rows.
@@ -205,7 +217,7 @@ class Record:
         few = float(products.count) < LEAST_ROWS * inputs
         if few or (self.coefficients is not None and NEW_ROWS * new_rows < float(products.count)):
             return replace(self, products=products, new_rows=new_rows)
-        return replace(self, products=products, new_rows=0, coefficients=products.fit(new.dtype))
+        return replace(self, products=products, new_rows=0, coefficients=products.fit())
 
     @property
     def found(self) -> list[Tensor]:
@@ -252,7 +264,7 @@ class Window:
         biases: biases of the candidates in the first producer, count x per neuron; None if it has none.
         records: what was recorded at each consumer.
         shapes: shapes of the first producer's and each consumer's weight.
-        samples: the smallest identities of the samples in this process.
+        samples: the identities of the samples in this process, with repetitions; of very many, the smallest ones.
         steps: number of steps with gradients.
     """
 
@@ -315,8 +327,14 @@ class Window:
             return self
         counted = any(new is not None and new.steps > old.steps for old, new in zip(self.records, records, strict=True))
         latest = [old if new is None else new for old, new in zip(self.records, records, strict=True)]
-        known = merged(self.samples, *samples) if counted and samples else self.samples
+        known = torch.cat([self.samples.to(samples[0].device), *samples]) if counted and samples else self.samples
+        known = merged(known) if len(known) > 8 * KEPT else known
         return replace(self, records=tuple(latest), samples=known, steps=self.steps + counted)
+
+    @property
+    def items(self) -> int:
+        """The number of items of batches, of all processes, in the steps of the window."""
+        return max(record.items for record in self.records)
 
     def statistics(self, training_samples: float, ranks: Ranks = ALONE) -> Statistics | None:
         """What the window shows; None if there are too few samples to tell, and a ratio of 0 without any gradients.
@@ -325,7 +343,7 @@ class Window:
             training_samples: the number of samples in the training set.
             ranks: the processes; all must call this.
         """
-        samples = number_of(merged(*ranks.gathered(self.samples)))
+        samples = number_of(merged(*ranks.gathered(merged(self.samples))))
         often = [record for record in self.records if 2 * record.steps >= self.steps]
         if any(each.counts is not None and int(each.counts.count_nonzero()) < LEAST_FOLDS for each in often):
             return None
@@ -415,22 +433,12 @@ def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tens
     leading, rest = D.shape[:-dims], math.prod(D.shape[-dims + 1 :]) if dims > 1 else 1
     of_row = folds(row_samples(samples, leading, D.device))
     counts = torch.bincount(of_row, minlength=FOLDS)
-    order, inputs, D = of_row.argsort(), *(each.reshape(-1, *each.shape[-dims:]) for each in (inputs, D))
-    longest = int(counts.max())
-    if dims == 1 and FOLDS * longest <= _PADDING * len(D):  # one product of folds that are padded with zeros
-        place = torch.empty_like(order)
-        place[order] = torch.arange(len(order), device=D.device) - (counts.cumsum(0) - counts)[of_row[order]]
-        x, y = (each.new_zeros(FOLDS, longest, each.shape[1]) for each in (inputs, D))
-        x[of_row, place], y[of_row, place] = inputs, D
-        return x.transpose(1, 2) @ y, counts.double()
-    sizes = counts.tolist()
-    parts = zip(inputs[order].split(sizes), D[order].split(sizes), strict=True)  # type: ignore[no-untyped-call]
+    order, sizes = of_row.argsort(), counts.tolist()
+    x, y = (each.reshape(-1, *each.shape[-dims:]).index_select(0, order) for each in (inputs, D))
+    parts = zip(x.split(sizes), y.split(sizes), strict=True)  # type: ignore[no-untyped-call]
     gradients = [fan_out_gradient(consumer, *each) if len(each[0]) else None for each in parts]
     nothing = torch.zeros_like(next(each for each in gradients if each is not None))
     return torch.stack([nothing if each is None else each for each in gradients]), counts.double() * rest
-
-
-_PADDING = 4  # times the rows that folds may have together with the zeros
 
 
 def row_samples(samples: Tensor | None, leading: Sequence[int], device: torch.device) -> Tensor:

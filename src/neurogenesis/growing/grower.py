@@ -66,7 +66,10 @@ from .overview import overview
 from .schedule import Schedule
 
 # The strategy 'need' in states of earlier versions, and the one that goes on with them.
-_NEED_BEFORE = r"ratio=[^,]*, (candidates=\d+\), initialization=)Random\(\)", r"\1Small(part=0.5)"
+_NEED_BEFORE = (
+    r"(window=)20, (?:ratio=[^,]*, )?(candidates=\d+\), initialization=)(?:Random\(\)|Small\(part=0.5\))",
+    r"\g<1>48, \2Small(part=0.5)",
+)
 _SEARCHES = 20  # at most, for layers that values decide on
 
 

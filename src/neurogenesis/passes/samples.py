@@ -141,9 +141,9 @@ class Samples:
 
     @property
     def known(self) -> bool:
-        """Whether no further passes need to be counted: all samples have been seen twice, or there are many."""
+        """Whether no further passes need to be counted: there are many, or all that come have been seen before."""
         number = number_of(self._smallest)
-        return self.total is not None or number > _MANY or 0 < number <= self._without_new
+        return self.total is not None or number > _MANY or 0 < number <= _REPEATED * self._without_new
 
     def add(self, call: Call) -> None:
         """Note a training pass."""
@@ -185,15 +185,18 @@ class Samples:
         self._recent += [ids for _, ids in self._passes if ids is not None]
         self._passes.clear()
         self._identified = 0
-        if sum(map(len, self._recent)) >= max(256, len(self._smallest)):
+        if sum(map(len, self._recent)) >= max(256, 2 * len(self._smallest)):
             self._count()
 
     def _count(self) -> None:
         if not self._recent:
             return
-        before, items = self._smallest, sum(map(len, self._recent))
+        before, recent = self._smallest, torch.cat([ids.to(self._recent[0].device) for ids in self._recent])
+        items = len(recent)
         self._items += items
-        self._smallest = merged(before.to(self._recent[0].device), *self._recent)
+        if len(before) == KEPT:
+            recent = recent[recent < before[-1].to(recent.device)]
+        self._smallest = merged(before.to(recent.device), recent)
         self._recent.clear()
         new = len(self._smallest) != len(before) or not torch.equal(self._smallest, before.to(self._smallest.device))
         self._without_new = 0 if new else self._without_new + items
@@ -216,4 +219,5 @@ class Samples:
         self._recent.clear()
 
 
+_REPEATED = 8  # an eighth of as many items as there are samples, without a new one, shows that there are no more
 _MANY = 2**16  # samples: what a training set of so many leaves uncertain is less than what a window can measure
