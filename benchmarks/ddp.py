@@ -5,7 +5,7 @@
 Two processes with one thread each train under `DistributedDataParallel` (gloo): a dense network 784-256-256-10 at batch
 512 per process, and VGG-11 at a quarter of its width at batch 128 per process, on labels that are random at each step,
 as in `benchmarks.overhead`. Plain and watched steps alternate. As there, `need` is timed over its first steps, in which
-it has five windows, and other strategies when the intervals between their looks have reached their maximum. Also
+it has seven windows, and other strategies when the intervals between their looks have reached their maximum. Also
 printed: the time of a growth event, relative to a plain step, in which the reducer is rebuilt.
 """
 
@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import neurogenesis as ng
-from benchmarks.overhead import NEED_STEPS, TIMED_TOGETHER, WARM_UP, data, trimmed_mean, without_growth
+from benchmarks.overhead import NEED_STEPS, TIMED_TOGETHER, WARM_UP, data, without_growth
 from neurogenesis.experiments.models import mlp, vgg11, xavier
 
 NETWORKS = ("784-256-256-10", "VGG-11 / 4")
@@ -84,6 +84,12 @@ def growth(network: str, rounds: int = 5) -> float:
             action()
             own.append(time.perf_counter() - start)
     return sorted(events)[rounds // 2] / sorted(steps)[rounds // 2]
+
+
+def trimmed_mean(values: Sequence[float], part: float = 0.005) -> float:
+    """The mean counts, because few steps are looked at; a trimmed one, because some steps are disturbed."""
+    kept = sorted(values)[: len(values) - int(part * len(values))]
+    return sum(kept) / len(kept)
 
 
 def worker(steps: int, rounds: int) -> None:

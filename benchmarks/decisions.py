@@ -2,12 +2,11 @@
 
     python -m benchmarks.decisions [--json] [--seeds N] [--rates R ...]
 
-Dense networks of two hidden layers on nine tenths of the training digits, grown from 4-4 neurons by `need`: as it is
-(`default`: windows of 20 steps that end after 10 if there is no signal at all; a width that is done waits until
-another one grows or the number of steps has doubled; 32 would-be neurons), with windows that never end early, never
-done, with four times as many would-be neurons, and with windows of twice as many steps. Printed are, over seeds, the
-mean widths, the geometric mean of the number of parameters and the standard deviation of its logarithm, and the ratio
-to the default with its standard error.
+Dense networks of two hidden layers on nine tenths of the training digits, grown from 16-16 neurons by `need`: as it is
+(`default`: windows of 48 steps, of which 5 to 24 are looked at; 32 would-be neurons), with looks at every step of a
+window, with four times and with half as many would-be neurons, and with windows of twice as many steps. Printed are,
+over seeds, the mean widths, the geometric mean of the number of parameters and the standard deviation of its logarithm,
+and the ratio to the default with its standard error.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 import neurogenesis as ng
 from neurogenesis import triggers
+from neurogenesis.candidates.windows import Window
 from neurogenesis.experiments.building import build_data
 from neurogenesis.experiments.presets import Digits
 from neurogenesis.experiments.training import gradient_step, sample_order, start_training
@@ -31,27 +31,20 @@ from neurogenesis.experiments.training import gradient_step, sample_order, start
 RATES = (3.3e-3, 1e-2, 3e-2)
 
 
-class NeverDone(triggers.Need):
-    """Begins a new window as soon as one ends."""
+class EveryStep(triggers.Need):
+    """Looks at every step of a window."""
 
-    def __call__(self, layer: ng.Layer) -> triggers.Decision:
-        decision = super().__call__(layer)
-        return replace(decision, wait=1) if decision.wait == math.inf else decision
-
-
-class WholeWindows(triggers.Need):
-    """Looks at all steps of a window."""
-
-    def _is_over(self, steps: int, metric: float) -> bool:
-        return steps == self.window
+    def _looks(self, window: Window, steps: int) -> tuple[int, int]:
+        looks, interval = super()._looks(window, steps)
+        return looks * interval, 1
 
 
 WAYS = {
     "default": triggers.Need(),
-    "whole windows": WholeWindows(),
-    "never done": NeverDone(),
+    "every step": EveryStep(),
     "128 candidates": triggers.Need(candidates=128),
-    "windows of 40": triggers.Need(window=40),
+    "16 candidates": triggers.Need(candidates=16),
+    "windows of 96": triggers.Need(window=96),
 }
 
 
@@ -64,12 +57,12 @@ class Size:
 
 
 def final_size(trigger: triggers.Need, rate: float, seed: int, epochs: int | None = None) -> Size:
-    settings = Digits(strategy="need", learning_rate=rate, seed=seed, initial=4, maximum=512, holdout=0.1)
+    settings = Digits(strategy="need", learning_rate=rate, seed=seed, initial=16, maximum=512, holdout=0.1)
     data = build_data(settings, None)
     training = start_training(settings, data, torch.device("cpu"))
     assert training.grower is not None
     x, y = data.train
-    training.grower.strategy = ng.Strategy(trigger, "random")
+    training.grower.strategy = ng.Strategy(trigger, ng.initializations.Small())
     for epoch in range(1, (epochs or settings.epochs) + 1):
         for batch in sample_order(len(x), seed, epoch).split(settings.batch):  # type: ignore[no-untyped-call]
             gradient_step(training, x[batch], y[batch], epoch)

@@ -64,11 +64,14 @@ def test_a_limit_of_the_user_holds_instead(limits: dict[str, float], size: int) 
     assert grower.widths == {"0": size}
 
 
-@pytest.mark.parametrize("strategy", ["need", "north-integrated", "north-weight"])
-def test_strategies_that_stop_by_themselves_have_no_limit(strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "maximum"),
+    [("need", 128), ("north-integrated", None), ("north-weight", None), ("north-random", 2 * FACTOR)],
+)
+def test_strategies_that_stop_by_themselves_have_a_wide_limit_or_none(strategy: str, maximum: int | None) -> None:
     model = mlp(5, 2, 3)
     grower = ng.Grower(model, torch.optim.Adam(model.parameters()), strategy, example=torch.randn(2, 5))
-    assert [layer.maximum for layer in grower.layers] == [None]
+    assert [layer.maximum for layer in grower.layers] == [maximum]
 
 
 def test_widths_without_a_limit_of_their_own_have_the_default_one() -> None:

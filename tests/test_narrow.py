@@ -28,8 +28,8 @@ def test_every_growable_width_is_reduced_and_the_model_runs(case: Case) -> None:
     assert {name: found[name].size for name in sizes} == sizes
 
 
-def test_by_default_an_eighth_and_at_least_four_neurons_are_left() -> None:
-    assert ng.narrow(mlp(8, 256, 40, 3, 2), torch.randn(2, 8)) == {"0": 32, "2": 5, "4": 3}
+def test_by_default_a_sixteenth_and_at_least_sixteen_neurons_are_left() -> None:
+    assert ng.narrow(mlp(8, 512, 40, 3, 2), torch.randn(2, 8)) == {"0": 32, "2": 16, "4": 3}
 
 
 def test_outputs_keep_their_variance() -> None:
@@ -73,7 +73,7 @@ def test_a_small_model_grows_with_an_optimizer_made_before() -> None:
     torch.manual_seed(0)
     model = mlp(6, 64, 64, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    assert ng.narrow(model, torch.randn(2, 6), optimizer=optimizer) == {"0": 8, "2": 8}
+    assert ng.narrow(model, torch.randn(2, 6), optimizer=optimizer) == {"0": 16, "2": 16}
     grower = ng.Grower(model, optimizer, "need")
     for _ in range(40):
         x = torch.randn(64, 6)

@@ -82,7 +82,7 @@ def test_what_is_not_measured_is_not_waited_for() -> None:
     grower = ng.Grower(model, optimizer, ng.Strategy(always(1)))
     step(model, optimizer, torch.randn(5, 10))
     grower.step()
-    assert table(grower) == {"0": ["9", "64", "-", "-", "1"]}
+    assert table(grower) == {"0": ["9", "128", "-", "-", "1"]}
 
 
 def test_the_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +90,6 @@ def test_the_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     grower = ng.Grower(model, torch.optim.Adam(model.parameters()), "need", example=torch.randn(2, 10))
     monkeypatch.setenv("COLUMNS", "75")
     assert str(grower).splitlines()[2:4] == [
-        "0      20    unlimited  -         -          -        before the first",
-        "                                                      gradient step",
+        "0      20    1280     -         -          -        before the first",
+        "                                                    gradient step",
     ]

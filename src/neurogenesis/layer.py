@@ -327,8 +327,8 @@ class Layer:
         """
         if fan_in.is_complex() or self.bias is None:
             return None
-        numbers = torch.rand(fan_in.shape[:2], generator=generator).mul_(2).sub_(1).to(fan_in)
-        return numbers * (3 * fan_in.flatten(2).square().mean(2)).sqrt()  # of a uniform distribution
+        numbers = torch.rand(len(fan_in), self.bias.per_neuron, generator=generator).mul_(2).sub_(1).to(fan_in)
+        return numbers * (3 * fan_in.flatten(1).square().mean(1, keepdim=True)).sqrt()  # of a uniform distribution
 
     def passes_with(self, fan_ins: Sequence[Tensor], biases: Tensor | None = None) -> list[list[Pass]]:
         """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.

@@ -320,7 +320,9 @@ class Need(Trigger):
 
     - four standard errors of R in noise (see `neurogenesis.candidates.windows`): the window can tell it from noise;
     - 200 / d, with d the number of directions over which the noise is spread: it is 200 times as strong as the noise
-      of the training set in one of them. New neurons have weights in their fan-in, too, which fit noise as well;
+      of the training set in one of them. New neurons have weights in their fan-in, too, which fit noise as well, and
+      the present ones may be about to learn the same. After 80 steps, the number falls as that of steps rises, because
+      what is still there is there to stay; and in layers of fewer than 16 neurons it is smaller in proportion;
     - 1: it is as strong as the noise of the training set in all directions.
 
     If R is p percent above the threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
@@ -362,7 +364,8 @@ class Need(Trigger):
         found = window.statistics(layer.now.samples.number(layer.ranks), layer.ranks)
         if found is None:  # too few samples: the window goes on
             return Decision(0, *latest, wait=1)
-        threshold = max(_ERRORS * found.error, _STRENGTH / found.directions, 1.0)
+        strength = _STRENGTH * min(1.0, layer.size / _SMALL_SIZE, _EARLY_STEPS / layer.step)
+        threshold = max(_ERRORS * found.error, strength / found.directions, 1.0)
         layer.memory["latest"] = found.ratio, threshold
         del layer.memory["window"]
         looks, interval = layer.memory["looks"] = self._looks(window, layer.step)
@@ -453,6 +456,7 @@ _LEAST_LOOKS, _MOST_LOOKS = 5, 24  # in a window
 _ENOUGH_ITEMS = 4096  # of batches: if fewer steps have so many, not all are looked at, which saves time
 _ERRORS = 4  # standard errors: a layer is asked a dozen times, and noise must not pass once
 _STRENGTH = 200  # of the mean gradient, squared, relative to the noise in one direction
+_SMALL_SIZE, _EARLY_STEPS = 16, 80  # below this size, and after so many steps, less is enough
 _LEAST_PART = 1 / 16  # of the present neurons are added at least: small steps cost as much as large ones
 
 Final = int | float | Mapping[str, int | float] | None

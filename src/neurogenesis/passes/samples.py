@@ -202,22 +202,28 @@ class Samples:
         self._without_new = 0 if new else self._without_new + items
 
     def number(self, processes: Ranks = ALONE) -> float:
-        """The number of samples in the training set: as told, or else of those that have been seen."""
+        """The number of samples in the training set: as told, or else of those that have been seen.
+
+        As long as none has been seen twice, as many again are expected.
+        """
         if self.total is not None:
             return float(self.total)
         self._count()
         self._smallest = merged(*processes.gathered(self._smallest))  # so that each process saves those of all
+        items = sum(int(own) for own in processes.gathered(torch.tensor([self._items])))
         found = number_of(self._smallest)
-        return 2 * found if self._items < 1.02 * found else found
+        return found if items > _TWICE * found else 2 * found
 
     def state(self) -> dict[str, Any]:
         self._count()
-        return {"smallest": self._smallest, "without_new": self._without_new}
+        return {"smallest": self._smallest, "without_new": self._without_new, "items": self._items}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._smallest, self._without_new = state["smallest"], state["without_new"]
+        self._items = state.get("items", 2**62)  # earlier versions did not count them
         self._recent.clear()
 
 
+_TWICE = 1.05  # items per sample: the number of samples has an error of a few percent
 _REPEATED = 8  # an eighth of as many items as there are samples, without a new one, shows that there are no more
 _MANY = 2**16  # samples: what a training set of so many leaves uncertain is less than what a window can measure
