@@ -325,10 +325,11 @@ class Need(Trigger):
       what is still there is there to stay; and in layers of fewer than 16 neurons it is smaller in proportion;
     - 1: it is as strong as the noise of the training set in all directions.
 
-    If R is p percent above the threshold, the layer grows by p/2 percent, at least by a sixteenth and at most to twice
-    its size. Layers are asked after 10, 20, 40, 80, ... gradient steps, so that new neurons have as much time to learn
-    as there was before them, and size cannot outrun training. A window has the last 48 steps before, or 10 at first, of
-    which as many are looked at, evenly spaced, as are needed for 4,096 items of batches: 5 to 24.
+    If R is p percent above the threshold, the layer grows by p/2 percent of its size, or of 16 neurons if it has fewer:
+    at least by a sixteenth of that and at most by all of it. Layers are asked after 10, 20, 40, 80, ... gradient steps,
+    so that new neurons have as much time to learn as there was before them, and size cannot outrun training. A window
+    has the last 48 steps before, or 10 at first, of which as many are looked at, evenly spaced, as are needed for 4,096
+    items of batches: 5 to 24.
 
     Args:
         window: number of gradient steps in a window.
@@ -373,7 +374,7 @@ class Need(Trigger):
         if found.ratio <= threshold:
             return Decision(0, found.ratio, threshold, wait)
         part = min(max((found.ratio / threshold - 1) / 2, _LEAST_PART), 1.0)
-        return Decision(max(1, _floor(part * layer.size)), found.ratio, threshold, wait)
+        return Decision(_floor(part * max(layer.size, _SMALL_SIZE)), found.ratio, threshold, wait)
 
     def _looks(self, window: Window, steps: int) -> tuple[int, int]:
         """The number of steps to look at in the next window, and the interval between them.

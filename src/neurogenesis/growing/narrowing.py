@@ -20,13 +20,14 @@ from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery, plan_shrinkage
 from .choosing import FROZEN, choose_widths
 
-LEAST = 16  # neurons, where a fraction would be fewer
+PART, ENOUGH = 1 / 16, 16  # of a width is left by default, but at least so many neurons
+LEAST = 4  # neurons, where a fraction would be fewer
 
 
 def narrow(
     model: nn.Module,
     example: Examples,
-    size: int | float = 1 / 16,
+    size: int | float | None = None,
     *,
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
@@ -47,8 +48,8 @@ def narrow(
     Args:
         model: any module, before training.
         example: an input the model accepts, as in `neurogenesis.widths`.
-        size: number of neurons of each width (an int), or factor of its size (a float), of which at least 16 neurons
-            are left; widths that are smaller are not changed.
+        size: number of neurons of each width (an int), or factor of its size (a float), of which at least 4 neurons are
+            left; by default a sixteenth, of which at least 16 are left. Widths that are smaller are not changed.
         include: patterns of widths to reduce, as in `Grower`.
         exclude: patterns of widths not to reduce.
         tie: groups of patterns of widths that change together, as in `neurogenesis.widths`.
@@ -62,10 +63,10 @@ def narrow(
         >>> import torch, neurogenesis as ng
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 512), torch.nn.ReLU(), torch.nn.Linear(512, 2))
         >>> ng.narrow(model, torch.randn(1, 4))
-        {'0': 64}
+        {'0': 32}
         >>> grower = ng.Grower(model, torch.optim.Adam(model.parameters()), "need")
     """
-    if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < math.inf:
+    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < math.inf):
         raise ValueError(f"size: expected a number of neurons, such as 16, or a factor, such as 1 / 8, not {size!r}")
     model = unwrapped(model)
     if (trained := sign_of_training(model, optimizers_of(model, optimizer))) is not None:
@@ -137,5 +138,8 @@ def unevenness(weight: Tensor) -> float:
     return float((ratio - 1) * (len(squares) / 2) ** 0.5)
 
 
-def _target(width: Width, size: int | float) -> int:
-    return size if isinstance(size, int) else max(math.floor(size * width.size), min(LEAST, width.size))
+def _target(width: Width, size: int | float | None) -> int:
+    if isinstance(size, int):
+        return size
+    part, least = (PART, ENOUGH) if size is None else (size, LEAST)
+    return max(math.floor(part * width.size), min(least, width.size))

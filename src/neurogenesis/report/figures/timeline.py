@@ -142,8 +142,8 @@ def _rule(run: Run) -> str:
     if strategy == NEED:
         return (
             " The metric is the signal-to-noise ratio of the gradients of would-be neurons, without what present "
-            "neurons can serve. A width grows when it is above the largest of 1, four standard errors, and a third "
-            "of the same ratio of present neurons."
+            "neurons can serve. A width grows when it is above the threshold: 1, four standard errors, or what noise "
+            "in few directions demands. It is measured each time training has gone on for as long again."
         )
     if strategy not in STRATEGY_ORDER:
         return ""
@@ -165,7 +165,9 @@ def _full(run: Run) -> str:
     looks = [[point.step for point in points if point.metric is not None] for points in run.steps.points.values()]
     if not any(steps and steps[-1] < run.steps.count - slack for steps in looks):
         return ""
-    others = {"north-weight": " or has as many neurons as inputs", NEED: " or needs no more neurons"}
+    if run.settings.strategy == NEED:
+        return ""  # the next measurement may be after the end
+    others = {"north-weight": " or has as many neurons as inputs"}
     return f" A width that is at its maximum{others.get(run.settings.strategy, '')} is no longer measured."
 
 
