@@ -199,6 +199,9 @@ STUDIES: dict[str, Study] = {
                 "vgg11-cifar10-small", 1 / 16, 1 / 2, (1 / 16, 1 / 8, 1 / 4), ("north-random",), (3e-4,), ("cosine",)
             ),
             *_pays("wrn28-cifar10-small", 1 / 8, 1, (1 / 8, 1 / 4, 1 / 2), ("north-random",), (3e-3,), ("cosine",)),
+            *_pays(
+                "wrn28-cifar10-small-long", 1 / 8, 1, (1 / 8, 1 / 4, 1 / 2), ("north-random",), (3e-3,), ("cosine",)
+            ),
         ),
         {},
         seeds=3,
