@@ -342,10 +342,10 @@ class Need(Trigger):
     limit: ClassVar[float] = 64
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 1), ("candidates", 1)):
+        for name in ("window", "candidates"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}: expected an integer of at least {least}, not {value!r}")
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}: expected a positive integer, not {value!r}")
 
     def __call__(self, layer: Layer) -> Decision:
         latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
