@@ -596,6 +596,20 @@ def test_a_second_model_that_does_not_fit_leaves_the_first_as_it_is() -> None:
     assert not differing(fresh.state, before)
 
 
+@pytest.mark.parametrize("strategy", ["need", "north-random"])
+def test_a_saved_state_has_no_more_of_the_data_than_it_needs(strategy: str, tmp_path: Path) -> None:
+    data = torch.randn(100_000, 6)  # 2.4 MB
+    model = mlp(6, 4, 4, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    grower = ng.Grower(model, optimizer, strategy, buffer=128)
+    for batch in data[:320].split(32):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        grower.step()
+    torch.save(grower.state_dict(), tmp_path / "state.pt")
+    assert (tmp_path / "state.pt").stat().st_size < 200_000
+
+
 def test_a_state_dict_is_no_snapshot() -> None:
     model = mlp(6, 4, 3)
     with pytest.raises(TypeError, match=r"not a OrderedDict: a state_dict\(\) is loaded by neurogenesis.load_state"):

@@ -819,7 +819,7 @@ class Grower:
             }
             for layer in self._layers or ()
         }
-        calls = [(call.args, call.kwargs, call.autocast) for call in self._calls]
+        calls = [call.saved for call in self._calls]
         return {
             "strategy": repr(self.strategy),
             "steps": self.steps,
@@ -827,7 +827,7 @@ class Grower:
             "untrained": None if self.buffer.untrained is None else self.buffer.untrained.state(),
             "sizes": {width.name: width.size for width in self._widths or () if width.fixed is None},
             "generator": self.generator.get_state(),
-            "calls": [(call.args, call.kwargs, call.autocast) for call in self.buffer.calls if call.intact],
+            "calls": [call.saved for call in self.buffer.calls if call.intact],
             "rank": self._taps.ranks.rank if self.buffer.rank is None else self.buffer.rank,
             "passes": self.buffer.passes,
             "example": calls[0] if calls else None,

@@ -52,6 +52,12 @@ class Call:
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         return Call(args, kwargs, autocast, tensors, tuple(tensor._version for tensor in tensors))
 
+    @property
+    def saved(self) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, torch.dtype] | None]:
+        """What `from_parts` needs, for a file: without the rest of a data set that a tensor is a part of."""
+        args, kwargs = tree_map_only(Tensor, _alone, (self.args, self.kwargs))
+        return args, kwargs, self.autocast
+
     def copied(self) -> Call:
         """Copy of the call with cloned tensors."""
         args, kwargs = tree_map_only(Tensor, Tensor.clone, (self.args, self.kwargs))
@@ -71,6 +77,13 @@ class Call:
     @property
     def samples(self) -> int:
         return next((tensor.shape[0] for tensor in self.tensors if tensor.ndim), 1)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy if its memory holds more than itself, which would be saved, too."""
+    if tensor.layout is not torch.strided or tensor.untyped_storage().nbytes() <= tensor.nbytes:
+        return tensor
+    return tensor.clone()
 
 
 @dataclass(frozen=True)
