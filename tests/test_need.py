@@ -194,10 +194,11 @@ def statistics(window: Window) -> Statistics:
     return found
 
 
-def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float, float]:
-    """R, its error, and the directions of noise: plain loops over samples, autograd, an ordinary solver."""
+def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float, float, float]:
+    """R, its error, the directions of noise, and R of the whole gradient: plain loops, autograd, an ordinary solver."""
     gradients: dict[int, list[Tensor]] = {}  # of each row or image, by fold
-    energies = []
+    whole_gradients: dict[int, list[Tensor]] = {}
+    energies, variances = [], []
     seen: set[int] = set()
     fitted: list[tuple[float, Tensor]] = []  # weights and rows of all steps so far
     coefficients = torch.empty(0)
@@ -220,32 +221,42 @@ def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float, float]
             slopes = torch.linalg.lstsq(padded, target).solution
             coefficients, new_rows = torch.cat([(mean[4:] - mean[:4] @ slopes)[None], slopes]), 0
         scale = torch.cat([p.D.flatten() for p in passes]).double().square().mean().sqrt()
-        energy = torch.zeros(3, dtype=torch.float64)
+        energy, variance = torch.zeros(2, 3, dtype=torch.float64)
+        means = torch.cat([p.h.movedim(1, -1).reshape(-1, 3) for p in passes]).double().mean(0)
         for p in passes:
             for H, h, D, sample in zip(p.H.double(), p.h.double(), p.D.double(), p.samples, strict=True):  # type: ignore
                 H, h = H.movedim(0, -1), h.movedim(0, -1)
                 r = h - coefficients[0] - H @ coefficients[1:]
-                energy += r.reshape(-1, 3).square().mean(0) / sum(len(each.H) for each in passes)
-                layer = copy.deepcopy(consumer).double()
-                layer.weight = nn.Parameter(torch.zeros(6, 3, *consumer.weight.shape[2:], dtype=torch.float64))
-                (layer(r.movedim(-1, 0)[None]) * D[None] / scale).sum().backward()
-                gradients.setdefault(int(sample) % 16, []).append(layer.weight.grad.movedim(1, 0).flatten(1))
+                for of, squares, result in ((r, energy, gradients), (h - means, variance, whole_gradients)):
+                    squares += of.reshape(-1, 3).square().mean(0) / sum(len(each.H) for each in passes)
+                    layer = copy.deepcopy(consumer).double()
+                    layer.weight = nn.Parameter(torch.zeros(6, 3, *consumer.weight.shape[2:], dtype=torch.float64))
+                    (layer(of.movedim(-1, 0)[None]) * D[None] / scale).sum().backward()
+                    result.setdefault(int(sample) % 16, []).append(layer.weight.grad.movedim(1, 0).flatten(1))
                 seen.add(int(sample))
         energies.append(energy)
-    E = torch.stack(energies).sum(0)
-    per_sample = 25 if isinstance(consumer, nn.Conv2d) else 1
-    S = [(sum(own) / E[:, None].sqrt()).flatten() for own in gradients.values()]
-    n = [float(per_sample * len(own)) for own in gradients.values()]
+        variances.append(variance)
+    positions = 25 if isinstance(consumer, nn.Conv2d) else 1
+    whole = plain_statistics(whole_gradients, torch.stack(variances).sum(0), len(seen), positions)
+    return (*plain_statistics(gradients, torch.stack(energies).sum(0), len(seen), positions), whole[0])
+
+
+def plain_statistics(
+    gradients: dict[int, list[Tensor]], squares: Tensor, samples: int, positions: int
+) -> tuple[float, float, float]:
+    """R, its error, and the directions of noise, of the gradients of each row or image, by fold."""
+    S = [(sum(own) / squares[:, None].sqrt()).flatten() for own in gradients.values()]
+    n = [float(positions * len(own)) for own in gradients.values()]
     K = range(len(S))
     between = [(k, m) for k in K for m in K if k != m]
     P = sum(float(S[k] @ S[m]) for k, m in between) / sum(n[k] * n[m] for k, m in between)
-    v = (sum(float(s @ s) for s in S) - P * sum(each**2 for each in n)) / sum(n) * len(seen) / sum(n)
+    v = (sum(float(s @ s) for s in S) - P * sum(each**2 for each in n)) / sum(n) * samples / sum(n)
     mean = sum(S) / sum(n)
     centred = [(s - each * mean) / each**0.5 for s, each in zip(S, n, strict=True)]
     products = torch.tensor([float(centred[k] @ centred[m]) for k, m in between])
     spread = float(products.var(correction=0)) * (len(S) / (len(S) - 2)) ** 2
     error = (2 * spread / sum(n[k] * n[m] for k, m in between)) ** 0.5
-    repeated = sum(n) / len(seen)  # rows of a sample
+    repeated = sum(n) / samples  # rows of a sample
     return P / (v / TRAINING_SET), error / (v / TRAINING_SET), v**2 * repeated**2 / spread
 
 

@@ -351,22 +351,19 @@ class Need(Trigger):
         latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
         if not any(seen.pairs for seen in layer.all_seen):
             return Decision(0, *latest)  # no backward pass has reached the layer
-        ((before, window),) = [layer.now.prepared] if layer.now.prepared else self._after_step([layer])
+        if layer.now.prepared is None:
+            self.prepare([layer])
+        before, window, found = layer.now.prepared
         if window is before:
             return Decision(0, *latest)  # no pass can be used
-        for record in window.records:
-            check_finite(record.found, f"activations or gradients of {layer.name}")
         layer.memory["window"] = window.state()
         if window.steps == before.steps:
             return Decision(0, *latest, wait=1)
-        looks, interval = layer.memory.get("looks") or self._looks(window, 0)
-        if window.steps < looks:
-            return Decision(0, *latest, wait=interval)
-        found = window.statistics(layer.now.samples.number(layer.ranks), layer.ranks)
-        if found is None:  # too few samples: the window goes on
-            return Decision(0, *latest, wait=1)
-        strength = _STRENGTH * min(1.0, layer.size / _SMALL_SIZE, _EARLY_STEPS / layer.step)
-        threshold = max(_ERRORS * found.error, strength / found.directions, 1.0)
+        if found is None:
+            looks, interval = self._planned(layer, window)
+            return Decision(0, *latest, wait=interval if window.steps < looks else 1)
+        strength = _STRENGTH * min(1.0, layer.size / _SMALL_SIZE, _EARLY_STEPS / layer.step) / found.directions
+        threshold = max(_ERRORS * found.error, min(strength, _PART_OF_MOST * layer.memory["most"]), 1.0)
         layer.memory["latest"] = found.ratio, threshold
         del layer.memory["window"]
         looks, interval = layer.memory["looks"] = self._looks(window, layer.step)
@@ -375,6 +372,33 @@ class Need(Trigger):
             return Decision(0, found.ratio, threshold, wait)
         part = min(max((found.ratio / threshold - 1) / 2, _LEAST_PART), 1.0)
         return Decision(_floor(part * max(layer.size, _SMALL_SIZE)), found.ratio, threshold, wait)
+
+    def prepare(self, layers: Sequence[Layer]) -> None:
+        """Go on with the windows of all layers, and see what those show that have ended.
+
+        Several processes exchange the sums of all layers at once; a single one saves memory by one after the other.
+        """
+        asked = [layer for layer in layers if any(seen.pairs for seen in layer.all_seen)]
+        if asked and asked[0].ranks.count > 1:
+            windows = self._after_step(asked)
+        else:
+            windows = [self._after_step([layer])[0] for layer in asked]
+        most = 0.0
+        for layer, (before, window) in zip(asked, windows, strict=True):
+            for record in window.records:
+                check_finite(record.found, f"activations or gradients of {layer.name}")
+            found = None
+            if window.steps > before.steps and window.steps >= self._planned(layer, window)[0]:
+                found = window.statistics(layer.now.samples.number(layer.ranks), layer.ranks)
+            layer.now = replace(layer.now, prepared=(before, window, found))
+            most = max(most, layer.memory.get("most", 0.0), 0.0 if found is None else found.whole)
+        for layer in asked:
+            layer.memory["most"] = most
+
+    def _planned(self, layer: Layer, window: Window) -> tuple[int, int]:
+        """The number of steps to look at in this window, and the interval between them."""
+        planned: tuple[int, int] = layer.memory.get("looks") or self._looks(window, 0)
+        return planned
 
     def _looks(self, window: Window, steps: int) -> tuple[int, int]:
         """The number of steps to look at in the next window, and the interval between them.
@@ -388,16 +412,8 @@ class Need(Trigger):
         looks = min(max(wanted, _LEAST_LOOKS), _MOST_LOOKS, length)
         return looks, length // looks
 
-    def prepare(self, layers: Sequence[Layer]) -> None:
-        """Several processes exchange the sums of all layers at once; a single one saves memory without this."""
-        asked = [layer for layer in layers if layer.ranks.count > 1 and any(seen.pairs for seen in layer.all_seen)]
-        for layer, windows in zip(asked, self._after_step(asked), strict=True):
-            layer.now = replace(layer.now, prepared=windows)
-
     def _after_step(self, layers: Sequence[Layer]) -> list[tuple[Window, Window]]:
         """The window of each layer before and after this step."""
-        if not layers:
-            return []
         before = [self._window(layer) for layer in layers]
         paths = [[seen.route.consumer.module for seen in layer.all_seen] for layer in layers]
         consumers = [[layers[0].model.get_submodule(path) for path in own] for own in paths]
@@ -458,6 +474,7 @@ _ENOUGH_ITEMS = 4096  # of batches: if fewer steps have so many, not all are loo
 _ERRORS = 4  # standard errors: a layer is asked a dozen times, and noise must not pass once
 _STRENGTH = 200  # of the mean gradient, squared, relative to the noise in one direction
 _SMALL_SIZE, _EARLY_STEPS = 16, 80  # below this size, and after so many steps, less is enough
+_PART_OF_MOST = 1 / 3  # of the largest ratio with what the present neurons express: as much is left to learn
 _LEAST_PART = 1 / 16  # of the present neurons are added at least: small steps cost as much as large ones
 
 Final = int | float | Mapping[str, int | float] | None

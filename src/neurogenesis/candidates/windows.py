@@ -134,7 +134,8 @@ class Record:
         products: of the latest steps, for the next fit.
         new_rows: number of rows since the latest fit.
         coefficients: the latest fit; None before there are enough rows.
-        sums: of the gradients of fan-outs in each fold: folds x candidates x fan-out.
+        sums: of the gradients of fan-outs in each fold: folds x candidates x fan-out; first those without, then those
+            with what the present neurons express.
         counts: number of rows in each fold.
         energy: sum of the mean squares of r.
         variance: sum of the variances of the candidates.
@@ -176,11 +177,13 @@ class Record:
         for each in passes:
             r = unexplained(consumer, each.H, each.h, fitted.coefficients)
             part = each.D.numel() / entries
-            gradient, count = fold_gradients(consumer, r, each.D.to(r.dtype) / scale, each.samples)
+            whole = _minus(consumer, each.h, sums / rows).to(r.dtype)
+            both = torch.cat([r, whole.reshape(r.shape)], channel)
+            gradient, count = fold_gradients(consumer, both, each.D.to(r.dtype) / scale, each.samples)
             gradients.append(gradient)
             row_counts.append(count)
             energies.append(_mean_squares(consumer, r) * part)
-            variances.append(_mean_squares(consumer, _minus(consumer, each.h, sums / rows)) * part)
+            variances.append(_mean_squares(consumer, whole) * part)
         new = yield [_sum_of(each) for each in (gradients, row_counts, energies, variances)]
         known = (fitted.sums, fitted.counts, fitted.energy, fitted.variance)
         sums, counts_by_fold, energy, variance = (
@@ -225,16 +228,21 @@ class Record:
         sums = [] if self.products is None else [self.products.squares]
         return sums if self.sums is None else [*sums, self.sums]
 
-    def gram(self, samples: float) -> tuple[Tensor, Tensor] | None:
+    def gram(self, samples: float, whole: bool = False) -> tuple[Tensor, Tensor] | None:
         """Inner products of the sums of folds, and the parts of all rows that are in each fold.
 
         The sums are divided by the number of all rows, and by the standard deviation of the gradient of one sample;
         None if that is zero.
+
+        Args:
+            samples: number of different samples.
+            whole: with what the present neurons express.
         """
         if self.sums is None or self.counts is None or self.energy is None or self.variance is None:
             return None
-        weights = torch.where(self.energy > LEAST_SHARE * self.variance, self.energy.rsqrt(), 0)
-        scaled = (self.sums * weights[:, None]).flatten(1)
+        squares = self.variance if whole else self.energy
+        weights = torch.where(self.energy > LEAST_SHARE * self.variance, squares.rsqrt(), 0)
+        scaled = (self.sums.chunk(2, 1)[whole] * weights[:, None]).flatten(1)
         total = self.counts.sum()
         gram, parts = (scaled @ scaled.T).double() / total**2, self.counts / total
         variance = samples * (gram.trace() - _signal(gram, parts) * parts.square().sum())
@@ -248,11 +256,13 @@ class Statistics(NamedTuple):
         ratio: the signal-to-noise ratio R of the gradient over the whole training set.
         error: the standard error of R without signal.
         directions: the number of directions d over which the noise is spread.
+        whole: R of the gradient with the part that the present neurons and the bias can express.
     """
 
     ratio: float
     error: float
     directions: float
+    whole: float
 
 
 @dataclass(frozen=True)
@@ -350,11 +360,15 @@ class Window:
         total = max(training_samples, samples)
         found = [each for record in often if (each := record.gram(samples)) is not None]
         if not found:
-            return Statistics(0.0, 0.0, 1.0)
+            return Statistics(0.0, 0.0, 1.0, 0.0)
+        wholes = [float(_signal(*each)) for record in often if (each := record.gram(samples, whole=True)) is not None]
         gram, parts = (torch.stack([own.cpu() for own in each]).mean(0) for each in zip(*found, strict=True))
         spread, pairs = float(_spread(gram, parts)), float(1 - parts.square().sum())
         directions = 1 / (spread * samples**2) if spread > 0 else math.inf
-        return Statistics(total * float(_signal(gram, parts)), total * math.sqrt(2 * spread / pairs), directions)
+        whole = sum(wholes) / max(1, len(wholes))
+        return Statistics(
+            total * float(_signal(gram, parts)), total * math.sqrt(2 * spread / pairs), directions, total * whole
+        )
 
 
 def _spread(gram: Tensor, parts: Tensor) -> Tensor:
