@@ -366,7 +366,7 @@ class Need(Trigger):
         threshold = max(_ERRORS * found.error, min(strength, _PART_OF_MOST * layer.memory["most"]), 1.0)
         layer.memory["latest"] = found.ratio, threshold
         del layer.memory["window"]
-        looks, interval = layer.memory["looks"] = self._looks(window, layer.step)
+        looks, interval = layer.memory["looks"] = self._looks(layer, window, layer.step)
         wait = max(1, layer.step - (looks - 1) * interval)  # it ends when training has gone on for as long again
         if found.ratio <= threshold:
             return Decision(0, found.ratio, threshold, wait)
@@ -397,18 +397,22 @@ class Need(Trigger):
 
     def _planned(self, layer: Layer, window: Window) -> tuple[int, int]:
         """The number of steps to look at in this window, and the interval between them."""
-        planned: tuple[int, int] = layer.memory.get("looks") or self._looks(window, 0)
+        if "looks" not in layer.memory:
+            layer.memory["looks"] = self._looks(layer, window, 0)
+        planned: tuple[int, int] = layer.memory["looks"]
         return planned
 
-    def _looks(self, window: Window, steps: int) -> tuple[int, int]:
+    def _looks(self, layer: Layer, window: Window, steps: int) -> tuple[int, int]:
         """The number of steps to look at in the next window, and the interval between them.
 
         Args:
+            layer: the layer.
             window: what shows how large batches are.
             steps: the number of gradient steps up to the latest decision.
         """
         length = min(self.window, max(_FIRST_WINDOW, steps))
-        wanted = -(-_ENOUGH_ITEMS * window.steps // window.items)
+        items = min(_ENOUGH_ITEMS, int(layer.now.samples.number(layer.ranks)))  # a sample seen twice says little more
+        wanted = -(-items * window.steps // window.items)
         looks = min(max(wanted, _LEAST_LOOKS), _MOST_LOOKS, length)
         return looks, length // looks
 

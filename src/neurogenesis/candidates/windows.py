@@ -65,6 +65,7 @@ MAX_ROWS = 1024  # of a step, if this is more than enough
 NEW_ROWS = 4  # a fit of several steps is repeated when one of so many rows is new
 LEAST_SHARE = 0.01  # of the variance of a candidate that present inputs must leave unexplained
 LEAST_FOLDS = 4  # with samples
+MAX_PRODUCTS = 2**22  # up to which one large product takes less time than one for each fold
 
 
 class Pass(NamedTuple):
@@ -447,6 +448,11 @@ def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tens
     leading, rest = D.shape[:-dims], math.prod(D.shape[-dims + 1 :]) if dims > 1 else 1
     of_row = folds(row_samples(samples, leading, D.device))
     counts = torch.bincount(of_row, minlength=FOLDS)
+    if dims == 1 and FOLDS * inputs.numel() * D.shape[-1] <= MAX_PRODUCTS:
+        fold = torch.nn.functional.one_hot(of_row, FOLDS).to(inputs.dtype)
+        by_fold = fold[:, :, None] * inputs.reshape(-1, 1, inputs.shape[-1])
+        sums = by_fold.flatten(1).T @ D.reshape(-1, D.shape[-1])
+        return sums.reshape(FOLDS, inputs.shape[-1], -1), counts.double()
     order, sizes = of_row.argsort(), counts.tolist()
     x, y = (each.reshape(-1, *each.shape[-dims:]).index_select(0, order) for each in (inputs, D))
     parts = zip(x.split(sizes), y.split(sizes), strict=True)  # type: ignore[no-untyped-call]
