@@ -397,9 +397,7 @@ class Need(Trigger):
 
     def _planned(self, layer: Layer, window: Window) -> tuple[int, int]:
         """The number of steps to look at in this window, and the interval between them."""
-        if "looks" not in layer.memory:
-            layer.memory["looks"] = self._looks(layer, window, 0)
-        planned: tuple[int, int] = layer.memory["looks"]
+        planned: tuple[int, int] = layer.memory.get("looks") or self._looks(layer, window, 0)
         return planned
 
     def _looks(self, layer: Layer, window: Window, steps: int) -> tuple[int, int]:
@@ -411,8 +409,10 @@ class Need(Trigger):
             steps: the number of gradient steps up to the latest decision.
         """
         length = min(self.window, max(_FIRST_WINDOW, steps))
-        items = min(_ENOUGH_ITEMS, int(layer.now.samples.number(layer.ranks)))  # a sample seen twice says little more
-        wanted = -(-items * window.steps // window.items)
+        enough = float(_ENOUGH_ITEMS)
+        if steps:  # in the first window, there is little to estimate the number of samples from
+            enough = min(enough, layer.now.samples.number(layer.ranks))  # one that is seen twice says little more
+        wanted = math.ceil(enough * window.steps / window.items)
         looks = min(max(wanted, _LEAST_LOOKS), _MOST_LOOKS, length)
         return looks, length // looks
 
