@@ -34,8 +34,8 @@ RATES = (3.3e-3, 1e-2, 3e-2)
 class EveryStep(triggers.Need):
     """Looks at every step of a window."""
 
-    def _looks(self, window: Window, steps: int) -> tuple[int, int]:
-        looks, interval = super()._looks(window, steps)
+    def _looks(self, layer: ng.Layer, window: Window, steps: int) -> tuple[int, int]:
+        looks, interval = super()._looks(layer, window, steps)
         return looks * interval, 1
 
 

@@ -413,6 +413,23 @@ def test_noise_is_no_need() -> None:
     assert not grower.history.events
 
 
+@pytest.mark.parametrize("batch", [64, 1400], ids=["small batches", "full batches"])
+@pytest.mark.parametrize("random", [False, True], ids=["quadratic", "random"])
+def test_a_network_grows_if_it_cannot_express_a_third_of_what_there_is_to_learn(batch: int, random: bool) -> None:
+    """Classes by the distance from the origin, in ten dimensions, need many neurons of one output."""
+    sizes = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(1400, 10)
+        y = torch.randn(1400, 1).sign() if random else (x.square().sum(1, keepdim=True) - 9.34).sign()
+        grower = growing(0, model=mlp(10, 16, 16, 1))
+        train(grower, 85, ((x[own], y[own]) for own in iter(lambda n=batch: torch.randperm(1400)[:n], None)))
+        sizes.append(grower.widths["0"])
+        first, second = (layer.memory["most"] for layer in grower.layers)
+        assert first == second or batch < 1400  # of layers that are asked at the same steps
+    assert sum(sizes) == 3 * 16 if random else sum(sizes) >= 3 * 22
+
+
 def asked(grower: ng.Grower) -> list[int]:
     """The steps at which a decision was made."""
     found: dict[tuple[float, float], int] = {}

@@ -32,6 +32,9 @@ sample. It is :math:`(K / (K - 2))^2` times the variance of the entries :math:`k
 :math:`\langle S_k, S_l \rangle / \sqrt{n_k n_l}` after centring, which is a little too large, divided by the squared
 number of times that a sample is repeated.
 
+The whole R is that of the gradient with what the present inputs express: of :math:`h_c` minus its mean in place of
+:math:`r_c`.
+
 If the width has several consumers, the inner products are the means of theirs, each divided by its own v. So R is the
 mean over consumers, and its error is smaller than theirs. Consumers that have gradients at less than half of the steps
 are left out.
