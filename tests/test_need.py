@@ -741,7 +741,7 @@ def test_a_state_of_the_earlier_rule_goes_on_with_the_present_one() -> None:
     grower = growing(8)
     state = grower.state_dict()
     earlier = "Strategy(trigger=Need(window=20, ratio=0.025, candidates=32), initialization=Random())"
-    assert state["strategy"] == "Strategy(trigger=Need(window=48, candidates=32), initialization=Small(part=0.5))"
+    assert state["strategy"] == "Strategy(trigger=Need(window=48, candidates=32), initialization=Random())"
     del state["samples"]
     for layer in state["layers"].values():
         layer["memory"]["window"] = {"records": [], "steps": 8}

@@ -320,15 +320,24 @@ class Layer:
         return [verified_chain(self.model, self.width, seen.route, self.example) for seen in self.all_seen]
 
     def random_biases(self, fan_in: Tensor, generator: torch.Generator) -> Tensor | None:
-        """Random biases of neurons, count x per neuron, with the variance of an entry of their fan-in.
+        """Random biases of neurons, count x per neuron, so that the kinks of rectifiers are spread over the inputs.
 
-        As if they belonged to a further input of 1, so that the kinks of rectifiers are spread. None if the first
-        producer has no biases.
+        As if they were weights of a further, constant input, as large as the others are in the recorded passes, or 1 if
+        there are none. None if the first producer has no biases.
         """
         if fan_in.is_complex() or self.bias is None:
             return None
         numbers = torch.rand(len(fan_in), self.bias.per_neuron, generator=generator).mul_(2).sub_(1).to(fan_in)
-        return numbers * (3 * fan_in.flatten(1).square().mean(1, keepdim=True)).sqrt()  # of a uniform distribution
+        entries = (3 * fan_in.flatten(1).square().mean(1, keepdim=True)).sqrt()  # of a uniform distribution
+        return numbers * entries * self._input_scale().to(fan_in)
+
+    def _input_scale(self) -> Tensor:
+        """Root mean square of the producer's inputs in the recorded passes of all processes; 1 if there are none."""
+        inputs = next(([pair.H_prev for pair in seen.pairs] for seen in self.all_seen if seen.pairs), [])
+        if not inputs:
+            return torch.ones(())
+        squares = sum(each.detach().double().square().sum() for each in inputs)
+        return self.ranks.mean(torch.as_tensor(squares) / sum(each.numel() for each in inputs)).sqrt()
 
     def passes_with(self, fan_ins: Sequence[Tensor], biases: Tensor | None = None) -> list[list[Pass]]:
         """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.

@@ -11,7 +11,7 @@ name                    trigger                 initialization
 ``gradmax``             gradients               gradmax
 ``firefly``             gradients               firefly
 ``nest``                gradients               nest
-``need``                need of new neurons     small
+``need``                need of new neurons     random
 ``static``              never                   random
 ======================  ======================  =====================
 """
@@ -79,7 +79,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "gradmax": lambda: Strategy(triggers.Gradient(), initializations.GradMax()),
     "firefly": lambda: Strategy(triggers.Gradient(), initializations.Firefly()),
     "nest": lambda: Strategy(triggers.Gradient(), initializations.NeST()),
-    "need": lambda: Strategy(triggers.Need(), initializations.Small()),
+    "need": lambda: Strategy(triggers.Need(), initializations.Random()),
     "static": lambda: Strategy(triggers.Static(), initializations.Random()),
 }
 

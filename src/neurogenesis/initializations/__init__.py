@@ -5,8 +5,7 @@ instance of a subclass of `Initialization`, which states what it needs and which
 
 Values that an initialization does not set default to random fan-in and zero fan-out, which do not change the network's
 function. Biases are 0, and random fan-in, and fan-in selected from it, has the norm that `neurogenesis.surgery.reach`
-defines; Small differs in both. Other nonzero fan-in and fan-out is scaled to the mean norm of the present neurons, but
-not in Firefly.
+defines. Other nonzero fan-in and fan-out is scaled to the mean norm of the present neurons, but not in Firefly.
 
 Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
 """
@@ -17,7 +16,7 @@ from collections.abc import Callable
 
 from .base import Initialization, Neurons, as_initialization
 from .gradients import Firefly, GradMax, NeST
-from .novelty import Opt, Pre, Random, Select, Small, Weight
+from .novelty import Opt, Pre, Random, Select, Weight
 
 __all__ = [
     "INITIALIZATIONS",
@@ -30,14 +29,12 @@ __all__ = [
     "Pre",
     "Random",
     "Select",
-    "Small",
     "Weight",
     "as_initialization",
 ]
 
 INITIALIZATIONS: dict[str, Callable[[], Initialization]] = {
     "random": Random,
-    "small": Small,
     "select": Select,
     "pre": Pre,
     "opt": Opt,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import metrics
-from ..layer import Layer, Requirement, scaled_like, scaled_to
+from ..layer import Layer, Requirement, scaled_like
 from ..metrics import Metric
 from ..passes.seen import NotFinite
 from .base import Initialization, Neurons, candidate_count, parameter_values
@@ -21,34 +21,6 @@ class Random(Initialization):
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         return Neurons(count)
-
-
-@dataclass(frozen=True)
-class Small(Initialization):
-    r"""Small random fan-in, random biases, zero fan-out.
-
-    The norm of the fan-in is a part of the mean norm of the neurons that were there before the first growth. A bias has
-    the variance of one entry of the fan-in, so that the kinks of rectifiers are spread. New neurons that start small
-    find directions of their own instead of a random one: networks that grow on little data overfit less than with
-    fan-in of the full norm.
-
-    Args:
-        part: norm of the fan-in, as a part of the mean norm of the first neurons.
-    """
-
-    part: float = 0.5
-
-    def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
-        values = {}
-        for axis in (layer.producer, *layer.other_producers):
-            first = layer.of_neurons(axis)[: layer.initial].flatten(1)
-            norm = self.part * float(first.norm(dim=1).mean())
-            rows = scaled_to(layer.default(axis, count, generator), norm)
-            values.update(parameter_values(layer, axis, rows))
-            if axis == layer.producer and (biases := layer.random_biases(rows, generator)) is not None:
-                assert layer.bias is not None
-                values[layer.bias.tensor, layer.bias.axis] = layer.values(layer.bias, biases)
-        return Neurons(count, values)
 
 
 @dataclass(frozen=True)
