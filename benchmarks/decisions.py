@@ -62,7 +62,7 @@ def final_size(trigger: triggers.Need, rate: float, seed: int, epochs: int | Non
     training = start_training(settings, data, torch.device("cpu"))
     assert training.grower is not None
     x, y = data.train
-    training.grower.strategy = ng.Strategy(trigger, ng.initializations.Small())
+    training.grower.strategy = ng.Strategy(trigger, ng.initializations.Random())
     for epoch in range(1, (epochs or settings.epochs) + 1):
         for batch in sample_order(len(x), seed, epoch).split(settings.batch):  # type: ignore[no-untyped-call]
             gradient_step(training, x[batch], y[batch], epoch)

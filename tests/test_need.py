@@ -135,6 +135,20 @@ def test_the_shortcut_gives_the_same_as_a_run_of_the_model(case: Case, name: str
         torch.testing.assert_close(a.h, b.h, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [0.01, 3.0])
+def test_biases_of_would_be_neurons_are_as_large_as_what_they_get_from_an_input(scale: float) -> None:
+    model = mlp(6, 8, 3)
+    grower = ng.Grower(model, torch.optim.Adam(model.parameters()), "need")
+    x = scale * torch.randn(64, 6)
+    model(x).square().mean().backward()
+    layer = grower.layers[0]
+    fan_ins = layer.random_fan_ins(2000, torch.Generator().manual_seed(0))
+    biases = layer.random_biases(fan_ins[0], torch.Generator().manual_seed(1))
+    assert biases is not None
+    assert float(biases.std()) == pytest.approx(float(x.square().mean().sqrt() * fan_ins[0].std()), rel=0.1)
+    assert abs(float(biases.mean())) < 0.1 * float(biases.std())
+
+
 def test_both_ways_are_taken() -> None:
     assert 20 < len(CHAINED) < len(SUPPORTED)
     assert sum(len(layer_of(case, name)[1].all_seen) > 1 for case, name, _ in SUPPORTED) > 5
