@@ -142,9 +142,9 @@ def _rule(run: Run) -> str:
     if strategy == NEED:
         return (
             " The metric is the signal-to-noise ratio of the gradients of would-be neurons, without what present "
-            "neurons can serve. A width grows when it is above the threshold, which follows from the standard error, the "
-            "noise, and how much there was to learn at first. It is measured each time training has gone on for as long "
-            "again."
+            "neurons can serve. A width grows when it is above the threshold, which follows from the standard error, "
+            "the noise, and how much there was to learn at first. It is measured each time training has gone on for as "
+            "long again."
         )
     if strategy not in STRATEGY_ORDER:
         return ""
