@@ -750,15 +750,26 @@ def test_growth_ends_at_a_multiple_of_the_initial_size_with_a_warning(monkeypatc
     assert growing(60, max_width=9.0).widths != grower.widths != growing(60, max_parameters=10_000).widths
 
 
-def test_a_state_of_the_earlier_rule_goes_on_with_the_present_one() -> None:
-    """Windows that compared steps are begun again."""
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        "Strategy(trigger=Need(window=20, ratio=0.025, candidates=32), initialization=Random())",
+        "Strategy(trigger=Need(window=48, candidates=32), initialization=Small(part=0.5))",
+    ],
+)
+def test_a_state_of_an_earlier_rule_goes_on_with_the_present_one(earlier: str) -> None:
+    """Windows that compared steps, or had no whole gradients, are begun again."""
     grower = growing(8)
     state = grower.state_dict()
-    earlier = "Strategy(trigger=Need(window=20, ratio=0.025, candidates=32), initialization=Random())"
     assert state["strategy"] == "Strategy(trigger=Need(window=48, candidates=32), initialization=Random())"
     del state["samples"]
     for layer in state["layers"].values():
-        layer["memory"]["window"] = {"records": [], "steps": 8}
+        if "ratio" in earlier:
+            layer["memory"]["window"] = {"records": [], "steps": 8}
+        else:
+            (record,) = layer["memory"]["window"]["records"]
+            record["sums"] = record["sums"][:, :32]
+            layer["memory"].pop("most")
     other = growing(0, mlp(6, 3, 3, 3))
     other.load_state_dict({**state, "strategy": earlier})
     train(other, 12, problem())

@@ -458,7 +458,10 @@ class Need(Trigger):
     def _saved_window(layer: Layer) -> Window | None:
         """The window in progress, if there is one; those of earlier versions are not gone on with."""
         saved = layer.memory.get("window")
-        return Window.from_state(saved) if saved is not None and "biases" in saved else None
+        if saved is None or "biases" not in saved:
+            return None
+        window = Window.from_state(saved)
+        return window if all(record.complete for record in window.records) else None
 
     def _same_kind(self, layer: Layer, window: Window) -> bool:
         """Whether the layer's weights have the shapes, the precision and the devices of those in the window."""

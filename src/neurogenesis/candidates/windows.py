@@ -227,6 +227,11 @@ class Record:
         return replace(self, products=products, new_rows=0, coefficients=products.fit())
 
     @property
+    def complete(self) -> bool:
+        """Whether the sums have both parts, which those of earlier versions have not."""
+        return self.sums is None or self.energy is None or self.sums.shape[1] == 2 * len(self.energy)
+
+    @property
     def found(self) -> list[Tensor]:
         """Sums that are not finite if an activation or a gradient was not."""
         sums = [] if self.products is None else [self.products.squares]

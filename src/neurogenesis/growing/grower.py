@@ -67,8 +67,8 @@ from .schedule import Schedule
 
 # The strategy 'need' in states of earlier versions, and the one that goes on with them.
 _NEED_BEFORE = (
-    r"(window=)20, (?:ratio=[^,]*, )?(candidates=\d+\), initialization=)Random\(\)",
-    r"\g<1>48, \2Random()",
+    r"window=(?:20|48), (?:ratio=[^,]*, )?(candidates=\d+\), initialization=)(?:Random\(\)|Small\(part=0.5\))",
+    r"window=48, \1Random()",
 )
 _SEARCHES = 20  # at most, for layers that values decide on
 
