@@ -444,6 +444,27 @@ def test_a_network_grows_if_it_cannot_express_a_third_of_what_there_is_to_learn(
     assert sum(sizes) == 3 * 16 if random else sum(sizes) >= 3 * 22
 
 
+@pytest.mark.parametrize(
+    ("kind", "size", "after"), [("conv", 4, 12), ("conv", 8, 8), ("dense", 4, 4)], ids=["few channels", "more", "dense"]
+)
+def test_few_channels_need_fewer_standard_errors(
+    kind: str, size: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two standard errors are enough for 4 channels of a convolution, but not for 8, nor for 4 neurons."""
+    monkeypatch.setattr(Window, "statistics", lambda *_: Statistics(2.0, 1.0, 1e9, 0.0))
+    first, second = (nn.Linear(6, size), nn.Linear(size, 3))
+    if kind == "conv":
+        first, second = nn.Conv1d(1, size, 3), nn.Conv1d(size, 3, 3)  # type: ignore[assignment]
+    model = nn.Sequential(first, nn.ReLU(), second)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    grower = ng.Grower(model, optimizer)
+    for _ in range(10):
+        model(torch.randn(64, 1, 6) if kind == "conv" else torch.randn(64, 6)).square().mean().backward()
+        optimizer.step()
+        grower.step()
+    assert grower.widths == {"0": after}
+
+
 def asked(grower: ng.Grower) -> list[int]:
     """The steps at which a decision was made."""
     found: dict[tuple[float, float], int] = {}

@@ -318,14 +318,16 @@ class Need(Trigger):
 
     with M the number of samples, is above a threshold, the largest of
 
-    - four standard errors of R in noise (see `neurogenesis.candidates.windows`): the window can tell it from noise;
+    - four standard errors of R in noise (see `neurogenesis.candidates.windows`): the window can tell it from noise. In
+      convolutions of fewer than 16 channels, which are hardly ever enough, their number is smaller in proportion, but
+      at least one;
     - the smaller one of two measures of strength, because new neurons have weights in their fan-in, too, which fit
       noise as well, and the present ones may be about to learn the same. The first is 200 / d, with d the number of
       directions over which the noise is spread: R is 200 times as strong as the noise of the training set in one of
       them. After 80 steps, the number falls as that of steps rises, because what is still there is there to stay; and
       in layers of fewer than 16 neurons it is smaller in proportion. The second is a third of the largest R so far, in
       all layers that are asked together, of the gradient with the part that the present neurons can express, and at
-      least eight standard errors: of all that there was to learn, they clearly cannot express a third;
+      least twice as many standard errors: of all that there was to learn, they clearly cannot express a third;
     - 1: it is as strong as the noise of the training set in all directions.
 
     If R is p percent above the threshold, the layer grows by p/2 percent of its size, or of 16 neurons if it has fewer:
@@ -365,8 +367,9 @@ class Need(Trigger):
         if found is None:
             looks, interval = self._planned(layer, window)
             return Decision(0, *latest, wait=interval if window.steps < looks else 1)
-        strength = _STRENGTH * min(1.0, layer.size / _SMALL_SIZE, _EARLY_STEPS / layer.step) / found.directions
-        errors = _ERRORS * found.error
+        small = min(1.0, layer.size / _SMALL_SIZE)
+        strength = _STRENGTH * min(small, _EARLY_STEPS / layer.step) / found.directions
+        errors = (max(1.0, _ERRORS * small) if layer.convolutional else _ERRORS) * found.error
         threshold = max(errors, min(strength, max(_PART_OF_MOST * layer.memory["most"], 2 * errors)), 1.0)
         layer.memory["latest"] = found.ratio, threshold
         del layer.memory["window"]
