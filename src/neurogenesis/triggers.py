@@ -327,7 +327,8 @@ class Need(Trigger):
       them. After 80 steps, the number falls as that of steps rises, because what is still there is there to stay; and
       in layers of fewer than 16 neurons it is smaller in proportion. The second is a third of the largest R so far, in
       all layers that are asked together, of the gradient with the part that the present neurons can express, and at
-      least twice as many standard errors: of all that there was to learn, they clearly cannot express a third;
+      least twice as many standard errors (fewer below 16 neurons): of all that there was to learn, they clearly cannot
+      express a third;
     - 1: it is as strong as the noise of the training set in all directions.
 
     If R is p percent above the threshold, the layer grows by p/2 percent of its size, or of 16 neurons if it has fewer:
@@ -370,7 +371,7 @@ class Need(Trigger):
         small = min(1.0, layer.size / _SMALL_SIZE)
         strength = _STRENGTH * min(small, _EARLY_STEPS / layer.step) / found.directions
         errors = (max(1.0, _ERRORS * small) if layer.convolutional else _ERRORS) * found.error
-        threshold = max(errors, min(strength, max(_PART_OF_MOST * layer.memory["most"], 2 * errors)), 1.0)
+        threshold = max(errors, min(strength, max(_PART_OF_MOST * layer.memory["most"], (1 + small) * errors)), 1.0)
         layer.memory["latest"] = found.ratio, threshold
         del layer.memory["window"]
         looks, interval = layer.memory["looks"] = self._looks(layer, window, layer.step)
