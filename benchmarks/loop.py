@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from neurogenesis.experiments.data import SHAPES, Data
+from neurogenesis.experiments.data import Data
 from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.progress import Bar
 from neurogenesis.experiments.run_directory import RunDirectory
 from neurogenesis.experiments.settings import Settings
+from neurogenesis.experiments.shapes import SHAPES
 from neurogenesis.experiments.training import gradient_step, sample_order, start_training
 
 CASES = {
@@ -40,7 +41,7 @@ LIMIT = 1.05  # of the ratio
 
 def measure(settings: Settings, rounds: int, directory: Path) -> dict[str, float]:
     """Ratios of the loop's steps to bare ones."""
-    samples, shape, classes = SHAPES[settings.data]
+    samples, shape, classes = SHAPES[settings.data_set]
     steps_per_epoch = -(-samples // settings.batch)
     samples = min(samples, 16 * settings.batch)
     x, y = torch.rand(samples, *shape), torch.randint(classes, (samples,))

@@ -13,7 +13,7 @@ import torch
 
 import neurogenesis as ng
 from benchmarks import compile as compiling
-from benchmarks import decisions, newborn, overhead, pruning, selection, surgery, tabular
+from benchmarks import decisions, newborn, overhead, pruning, selection, surgery
 from neurogenesis.experiments.data import load
 from neurogenesis.experiments.models import VGG11, vgg11
 
@@ -147,17 +147,3 @@ def test_sizes_are_compared_on_a_logarithmic_scale() -> None:
     assert (found["parameters"], found["ratio"]) == (800, pytest.approx(4))
     assert found["deviation"] == pytest.approx(0.9803, abs=1e-3)  # of ln 100 and ln 400
     assert found["error"] == pytest.approx(found["deviation"])
-
-
-def test_tables_are_trained_once_and_shapes_as_long_as_they_grew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tabular, "STEPS", 60)
-    monkeypatch.setattr(tabular, "SIZES", (4, 8))
-    line = tabular.line_of("wine", None, [0, 1], tabular.Results(tmp_path / "file"))
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[:2] == ["wine", "all"] and cells[5] in ("4", "8") and cells[8] == "16-16 16-16"
-    keys = [json.loads(text)[0] for text in (tmp_path / "file").read_text().splitlines()]
-    assert len(keys) == 8 and all(steps == 60 for *_, steps in keys)
-    monkeypatch.setattr(tabular, "trained", lambda *key: pytest.fail(f"{key} is trained again"))
-    assert tabular.line_of("wine", None, [0, 1], tabular.Results(tmp_path / "file")) == line

@@ -19,15 +19,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import IO
+from typing import IO, get_args
 
 import numpy as np
 import pytest
 import torch
 
 from neurogenesis.experiments import data
-from neurogenesis.experiments.data import SHAPES, Data, DataError, File, formats, generated, load, read_cifar, read_idx
+from neurogenesis.experiments.data import Data, DataError, File, formats, generated, load, read_cifar, read_idx, table
 from neurogenesis.experiments.errors import UsageError
+from neurogenesis.experiments.presets import Table
+from neurogenesis.experiments.shapes import SHAPES
 from tests.real_data import ROOT, needs
 
 DISTRIBUTION = Path("/usr/share/datasets")  # of Debian's package dataset-fashion-mnist
@@ -77,11 +79,31 @@ def test_digits_are_split_the_same_way_every_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "made"), [("digits", lambda: load("digits")), ("generated", lambda: generated(8, seed=1))]
+    ("name", "made"),
+    [
+        ("digits", lambda: load("digits")),
+        ("generated", lambda: generated(8, seed=1)),
+        *((f"tabular/{name}", lambda name=name: table(name, seed=1)) for name in get_args(Table)),
+    ],
 )
 def test_shapes_are_known_without_reading_the_data(name: str, made: Callable[[], Data]) -> None:
     inputs, _ = made().train
     assert SHAPES[name] == (len(inputs), tuple(inputs.shape[1:]), made().classes)
+
+
+@pytest.mark.parametrize("name", get_args(Table))
+def test_tables_are_standardized_by_their_training_part_and_divided_by_the_seed(name: str) -> None:
+    one, again, other = table(name, seed=1), table(name, seed=1), table(name, seed=2)
+    (x, y), count = one.train, len(one.train[1]) + len(one.test[1])
+    assert torch.equal(x, again.train[0]) and not torch.equal(x, other.train[0])
+    assert len(y) == int(0.7 * count) and x.dtype == torch.float32
+    torch.testing.assert_close(x.mean(0), torch.zeros(x.shape[1]), rtol=0, atol=1e-4)
+    assert float(x.std(0).max()) < 1.001
+    assert one.real == (name not in ("cancer", "wine", "digits"))
+    if one.real:
+        assert y.shape == (len(x), 1) and abs(float(y.std()) - 1) < 1e-4
+    else:
+        assert y.dtype == torch.int64 and y.unique().tolist() == list(range(one.classes))
 
 
 # Parts of a data set

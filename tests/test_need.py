@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
+from neurogenesis.candidates import windows
 from neurogenesis.candidates.windows import (
     ENOUGH_ROWS,
     RIDGE,
@@ -23,10 +25,11 @@ from neurogenesis.candidates.windows import (
     Window,
     after_step,
     fan_out_gradient,
+    fold_gradients,
     row_samples,
     sampled_rows,
 )  # fmt: skip
-from neurogenesis.passes.samples import mixed
+from neurogenesis.passes.samples import FOLDS, folds, mixed
 from neurogenesis.surgery.plan import plan_neurons
 from tests.cases import CASES, Case
 from tests.growing import loss_of, mlp, small_vgg
@@ -147,6 +150,28 @@ def test_biases_of_would_be_neurons_are_as_large_as_what_they_get_from_an_input(
     assert biases is not None
     assert float(biases.std()) == pytest.approx(float(x.square().mean().sqrt() * fan_ins[0].std()), rel=0.1)
     assert abs(float(biases.mean())) < 0.1 * float(biases.std())
+
+
+@pytest.mark.parametrize("leading", [(400,), (8, 50), ()], ids=str)
+@pytest.mark.parametrize("different", [400, 3], ids=["many samples", "few"])
+def test_products_of_padded_folds_are_those_of_each_fold(
+    leading: tuple[int, ...], different: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x, D = torch.randn(*leading, 5), torch.randn(*leading, 7)
+    samples = mixed(torch.arange(leading[0] if leading else 1) % different)
+    consumer = nn.Linear(5, 7)
+    found, counts = fold_gradients(consumer, x, D, samples)
+    of_row = folds(row_samples(samples, leading, x.device))
+    for fold in range(FOLDS):
+        own = of_row == fold
+        assert counts[fold] == own.sum()
+        torch.testing.assert_close(found[fold], x.reshape(-1, 5)[own].T @ D.reshape(-1, 7)[own])
+    monkeypatch.setattr(windows, "MAX_PADDING", 0)
+    monkeypatch.setattr(windows, "SMALL", 0)
+    one_by_one, again = fold_gradients(consumer, x, D, samples)
+    torch.testing.assert_close(found, one_by_one)
+    assert torch.equal(counts, again)
 
 
 def test_both_ways_are_taken() -> None:
@@ -413,7 +438,7 @@ def train(grower: ng.Grower, steps: int, batches: Iterator[tuple[Tensor, Tensor]
 
 
 def test_a_network_that_is_too_small_grows_and_stops_by_itself() -> None:
-    grower = growing(800, noise=1.0)
+    grower = growing(800, noise=1.0, max_width=math.inf)
     assert all(10 < size < 500 for size in grower.widths.values())
     assert grower.history.events[-1].step < 400
     for event in grower.history:
@@ -445,7 +470,7 @@ def test_a_network_grows_if_it_cannot_express_a_third_of_what_there_is_to_learn(
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "after"), [("conv", 4, 12), ("conv", 8, 8), ("dense", 4, 4)], ids=["few channels", "more", "dense"]
+    ("kind", "size", "after"), [("conv", 4, 20), ("conv", 8, 8), ("dense", 4, 4)], ids=["few channels", "more", "dense"]
 )
 def test_few_channels_need_fewer_standard_errors(
     kind: str, size: int, after: int, monkeypatch: pytest.MonkeyPatch

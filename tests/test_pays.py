@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from neurogenesis import report
+from neurogenesis.experiments.presets import PRESETS
+from neurogenesis.experiments.studies import select_runs
+from neurogenesis.experiments.sweep import record_study, sweep
 from neurogenesis.report.figures import Palette, against_static
 from neurogenesis.report.markdown import markdown
 from neurogenesis.report.names import strategy_name
@@ -27,9 +30,10 @@ from neurogenesis.report.pays import (
     seconds,
     summarize,
 )
-from neurogenesis.report.pays_tables import settings_table, summary_table
+from neurogenesis.report.pays_tables import losses_table, settings_table, summary_table
 from neurogenesis.report.tables import Cell, Table
 from tests import fake_runs as fake
+from tests.runs import here
 
 # --- the curve and differences from it ------------------------------------------------------------------------
 
@@ -219,6 +223,60 @@ def test_runs_that_differ_in_more_than_size_are_not_compared(tmp_path: Path) -> 
     fake.write_run(tmp_path / name, runs[name], steps_per_epoch=2)
     titles = {setting.title: len(setting.section.runs) for setting in comparison_of(tmp_path, runs).settings}
     assert titles == {"mnist, lr 0.003, epochs 1, constant": len(runs) - 1, "mnist, lr 0.003, epochs 2, constant": 1}
+
+
+LOSSES = {"8": [0.5, 0.7], "32": [0.5, 0.58]}  # standard errors 0.1 and 0.04
+
+
+def test_losses_are_compared_with_the_best_and_the_smallest_static_network_as_good(tmp_path: Path) -> None:
+    runs = write(tmp_path)
+    assert losses_table(comparison_of(tmp_path, runs)) is None  # of earlier versions
+    for name, settings in runs.items():
+        loss = LOSSES[settings["shape"]][settings["seed"] - 1] if settings.get("shape") in LOSSES else 0.55
+        path = tmp_path / name / "result.json"
+        changes = {"test_loss": 2 * loss, "lowest_test_loss": loss, "steps": 100 if "shape_of" in settings else 50}
+        fake.write_json(path, json.loads(path.read_text()) | changes)
+    table = losses_table(comparison_of(tmp_path, runs))
+    assert table is not None
+    random, need = texts(table)
+    assert (random["strategy"], need["strategy"], need["seeds"]) == ("NORTH-Random", "Need", "2")
+    assert (need["lowest test loss"], need["last test loss"]) == ("0.5500", "1.1000")
+    assert (need["best static"], need["its size"], need["smallest as good"]) == ("0.5400 ± 0.0400", "32", "32")
+    assert (need["shape from scratch"], need["parameters"], need["time"]) == ("0.5500", "0.10", "2.00")
+    assert (random["shape from scratch"], random["time"]) == ("—", "—")
+    for path in tmp_path.glob("mnist/static8-*/result.json"):
+        fake.write_json(path, json.loads(path.read_text()) | {"lowest_test_loss": 0.579})
+    table = losses_table(comparison_of(tmp_path, runs))
+    assert table is not None and texts(table)[1]["smallest as good"] == "8"
+
+
+def test_the_study_of_tables_shows_losses(tmp_path: Path) -> None:
+    study, runs = select_runs("tabular", [1], epochs=22, only=["*-batch-2500-table-wine-*"])
+    record_study(tmp_path / "tabular", "tabular", study.title, runs)
+    assert not sweep(runs, tmp_path / "tabular", here).failed
+    (found,) = report.read([tmp_path]).studies
+    table = losses_table(make_comparison(found, "tabular"))
+    assert table is not None
+    (row,) = texts(table)
+    results = {name: json.loads((tmp_path / "tabular" / name / "result.json").read_text()) for name in runs}
+    losses = {name.split("-")[1]: each["lowest_test_loss"] for name, each in results.items() if "of-need" not in name}
+    need = losses.pop("epochs")
+    assert row["lowest test loss"] == f"{need:.4f}"
+    assert (row["best static"], row["its size"]) == (f"{min(losses.values()):.4f}", min(losses, key=losses.__getitem__))
+    assert row["shape from scratch"] != "—" and row["widths"] == "16-16"
+    assert len(runs) == 9 and set(losses) == {"4", "8", "16", "32", "64", "128", "256"}
+
+
+def test_epochs_that_follow_from_other_settings_are_no_setting_of_their_own(tmp_path: Path) -> None:
+    runs: dict[str, Any] = {}
+    for batch in (32, 2500):
+        for shape in ("8", "16", None):
+            strategy = {"strategy": "static", "shape": shape} if shape else {"strategy": "need"}
+            settings = PRESETS["tabular"](table="wine", batch=batch, **strategy)
+            runs[settings.label] = settings.record()
+            fake.write_run(tmp_path / settings.label, {**fake.settings(), **runs[settings.label]}, steps_per_epoch=1)
+    titles = [setting.title for setting in comparison_of(tmp_path, runs).settings]
+    assert titles == ["tabular, lr 0.003, batch size 32, constant", "tabular, lr 0.003, batch size 2500, constant"]
 
 
 # --- reports --------------------------------------------------------------------------------------------------

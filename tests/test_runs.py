@@ -32,7 +32,7 @@ from neurogenesis.experiments.run import run
 from neurogenesis.experiments.settings import Convolutional, Dense, Settings
 from neurogenesis.experiments.signals import Interrupted
 from neurogenesis.experiments.studies import STUDIES
-from neurogenesis.experiments.training import accuracy_of, sample_order
+from neurogenesis.experiments.training import accuracy_and_loss, sample_order
 from tests.real_data import ROOT, needs
 from tests.runs import assert_same_run, lines, records, tiny
 
@@ -235,6 +235,38 @@ def test_a_record_has_exactly_the_declared_fields(tmp_path: Path) -> None:
     assert {tuple(line) for line in lines(tmp_path / "epochs.jsonl")} == {tuple(names(Epoch))}
 
 
+@pytest.mark.parametrize("name", ["wine", "random"])
+def test_networks_on_tables_are_tested_by_their_loss_and_end_when_the_lowest_is_long_ago(
+    name: str, tmp_path: Path
+) -> None:
+    settings: Any = PRESETS["tabular"](table=name, strategy="static", shape="64", batch=2500, learning_rate=0.02)
+    result = run(settings, tmp_path)
+    losses = [line["test_loss"] for line in lines(tmp_path / "epochs.jsonl")]
+    assert (result.lowest_test_loss, result.test_loss) == (min(losses), losses[-1])
+    lowest = 20 * (1 + losses.index(min(losses)))
+    assert result.steps == 20 * len(losses) < 3000  # one step per epoch
+    assert result.steps - 20 <= 300 + 2.5 * lowest < result.steps
+    data = build_data(settings, None)
+    model = build_network(settings, data)
+    model.load_state_dict(torch.load(tmp_path / "checkpoint.pt", weights_only=True)["model"])
+    outputs, (_, y) = model(data.test[0]).detach(), data.test
+    if name == "random":
+        expected = torch.nn.functional.mse_loss(outputs, y)
+        accuracy = 1 - float(expected / (y - y.mean()).square().mean())
+    else:
+        expected = torch.nn.functional.cross_entropy(outputs, y)
+        accuracy = float((outputs.argmax(1) == y).float().mean())
+    assert result.test_loss == pytest.approx(float(expected), rel=1e-5)
+    assert result.accuracy == pytest.approx(accuracy, rel=1e-5)
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(32, 3000), (2500, 3000), (309, 3000), (100, 3000)])
+def test_tables_are_trained_on_for_3000_steps_at_most(batch: int, steps: int) -> None:
+    settings: Any = PRESETS["tabular"](batch=batch)
+    assert settings.epochs * -(-309 // batch) == pytest.approx(steps, rel=0.01)
+    assert settings.label == ("need-seed1" if batch == 32 else f"need-batch-{batch}-seed1")
+
+
 def test_the_loss_recorded_is_that_of_training(tmp_path: Path) -> None:
     settings = tiny(strategy="small", epochs=1)
     run(settings, tmp_path)
@@ -270,6 +302,7 @@ CASES = {
     "linear, without ages": tiny(strategy="north-select", schedule="linear", ages=False),
     "cosine": tiny(strategy="north-random", decay="cosine"),
     "generated": tiny("generated", features=4, hidden=2, batch=900, maximum=64),
+    "tabular": tiny("tabular", table="wine", epochs=11, batch=62),  # tested after the last of 22 steps
 }
 
 
@@ -369,6 +402,23 @@ def test_an_interrupted_run_is_saved_resumes_and_ends_the_same(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("step", [7, 8])  # within an epoch, and at the end of one that is not tested
+def test_a_run_that_is_tested_after_several_epochs_resumes_and_ends_the_same(
+    step: int, finished: Callable[[Settings], Path], tmp_path: Path
+) -> None:
+    settings = tiny("tabular", table="wine", epochs=15, batch=62)
+    with pytest.raises(Interrupted, match="stopped"):
+        run(settings, tmp_path / "cut", display=Stop(step, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    assert len(lines(tmp_path / "cut" / "steps.jsonl")) == step
+    run(settings, tmp_path / "cut")
+    assert_same_run(finished(settings), tmp_path / "cut")
+    tested = lines(tmp_path / "cut" / "epochs.jsonl")
+    assert [(line["epoch"], line["step"]) for line in tested] == [(10, 20), (15, 30)]
+    losses = [line["loss"] for line in lines(tmp_path / "cut" / "steps.jsonl")]
+    assert tested[0]["loss"] == pytest.approx(sum(losses[:20]) / 20, rel=1e-4)  # of batches of the same size
+    assert tested[1]["loss"] == pytest.approx(sum(losses[20:]) / 10, rel=1e-4)
+
+
 @pytest.mark.parametrize("how", ["missing", "short"])
 @pytest.mark.parametrize("name", ["steps.jsonl", "epochs.jsonl"])
 def test_a_run_whose_record_has_lost_lines_is_not_resumed(name: str, how: str, failed: Path) -> None:
@@ -450,7 +500,7 @@ def test_the_checkpoint_holds_the_network_that_was_tested(tmp_path: Path) -> Non
     data = build_data(settings, None)
     model = mlp(64, *result.widths.values(), 10)
     model.load_state_dict(state["model"])
-    assert accuracy_of(model, data.test) == result.accuracy
+    assert accuracy_and_loss(model, data.test)[0] == result.accuracy
 
 
 # --- directories that cannot be used ------------------------------------------------------------------------

@@ -336,7 +336,8 @@ class Layer:
         inputs = next(([pair.H_prev for pair in seen.pairs] for seen in self.all_seen if seen.pairs), [])
         if not inputs:
             return torch.ones(())
-        squares = sum(each.detach().double().square().sum() for each in inputs)
+        floating = [each.detach().to(torch.promote_types(each.dtype, torch.float32)) for each in inputs]
+        squares = sum(torch.linalg.vector_norm(each).square() for each in floating)
         return self.ranks.mean(torch.as_tensor(squares) / sum(each.numel() for each in inputs)).sqrt()
 
     def passes_with(self, fan_ins: Sequence[Tensor], biases: Tensor | None = None) -> list[list[Pass]]:

@@ -322,8 +322,8 @@ class Need(Trigger):
       convolutions of fewer than 16 channels, which are hardly ever enough, their number is smaller in proportion, but
       at least one;
     - the smaller one of two measures of strength, because new neurons have weights in their fan-in, too, which fit
-      noise as well, and the present ones may be about to learn the same. The first is 200 / d, with d the number of
-      directions over which the noise is spread: R is 200 times as strong as the noise of the training set in one of
+      noise as well, and the present ones may be about to learn the same. The first is 225 / d, with d the number of
+      directions over which the noise is spread: R is 225 times as strong as the noise of the training set in one of
       them. After 80 steps, the number falls as that of steps rises, because what is still there is there to stay; and
       in layers of fewer than 16 neurons it is smaller in proportion. The second is a third of the largest R so far, in
       all layers that are asked together, of the gradient with the part that the present neurons can express, and at
@@ -331,11 +331,11 @@ class Need(Trigger):
       express a third;
     - 1: it is as strong as the noise of the training set in all directions.
 
-    If R is p percent above the threshold, the layer grows by p/2 percent of its size, or of 16 neurons if it has fewer:
+    If R is p percent above the threshold, the layer grows by p percent of its size, or of 16 neurons if it has fewer:
     at least by a sixteenth of that and at most by all of it. Layers are asked after 10, 20, 40, 80, ... gradient steps,
     so that new neurons have as much time to learn as there was before them, and size cannot outrun training. A window
     has the last 48 steps before, or 10 at first, of which as many are looked at, evenly spaced, as are needed for 4,096
-    items of batches, or for as many as there are samples: 5 to 24.
+    items of batches, for as many as there are samples, or for 64 for each step since the start: 5 to 24.
 
     Args:
         window: number of gradient steps in a window.
@@ -378,7 +378,7 @@ class Need(Trigger):
         wait = max(1, layer.step - (looks - 1) * interval)  # it ends when training has gone on for as long again
         if found.ratio <= threshold:
             return Decision(0, found.ratio, threshold, wait)
-        part = min(max((found.ratio / threshold - 1) / 2, _LEAST_PART), 1.0)
+        part = min(max(found.ratio / threshold - 1, _LEAST_PART), 1.0)
         return Decision(_floor(part * max(layer.size, _SMALL_SIZE)), found.ratio, threshold, wait)
 
     def prepare(self, layers: Sequence[Layer]) -> None:
@@ -416,8 +416,8 @@ class Need(Trigger):
             window: what shows how large batches are.
             steps: the number of gradient steps up to the latest decision.
         """
-        length = min(self.window, max(_FIRST_WINDOW, steps))
-        enough = float(_ENOUGH_ITEMS)
+        length, end = min(self.window, max(_FIRST_WINDOW, steps)), max(_FIRST_WINDOW, 2 * steps)
+        enough = float(min(_ENOUGH_ITEMS, _EARLY_ITEMS * end))  # what is learned first is strong
         if steps:  # in the first window, there is little to estimate the number of samples from
             enough = min(enough, layer.now.samples.number(layer.ranks))  # one that is seen twice says little more
         wanted = math.ceil(enough * window.steps / window.items)
@@ -486,8 +486,9 @@ class Need(Trigger):
 _FIRST_WINDOW = 10  # steps, after which a layer with great need may grow
 _LEAST_LOOKS, _MOST_LOOKS = 5, 24  # in a window
 _ENOUGH_ITEMS = 4096  # of batches: if fewer steps have so many, not all are looked at, which saves time
+_EARLY_ITEMS = 64  # for each step so far: early needs are strong, and can be told from few
 _ERRORS = 4  # standard errors: a layer is asked a dozen times, and noise must not pass once
-_STRENGTH = 200  # of the mean gradient, squared, relative to the noise in one direction
+_STRENGTH = 225  # of the mean gradient, squared, relative to the noise in one direction
 _SMALL_SIZE, _EARLY_STEPS = 16, 80  # below this size, and after so many steps, less is enough
 _PART_OF_MOST = 1 / 3  # of the largest ratio with what the present neurons express: as much is left to learn
 _LEAST_PART = 1 / 16  # of the present neurons are added at least: small steps cost as much as large ones

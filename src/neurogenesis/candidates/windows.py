@@ -68,7 +68,7 @@ MAX_ROWS = 1024  # of a step, if this is more than enough
 NEW_ROWS = 4  # a fit of several steps is repeated when one of so many rows is new
 LEAST_SHARE = 0.01  # of the variance of a candidate that present inputs must leave unexplained
 LEAST_FOLDS = 4  # with samples
-MAX_PRODUCTS = 2**22  # up to which one large product takes less time than one for each fold
+MAX_PADDING, SMALL = 2, 2**20  # rows with those that make folds equal, relative to all, unless they are few numbers
 
 
 class Pass(NamedTuple):
@@ -456,17 +456,32 @@ def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tens
     leading, rest = D.shape[:-dims], math.prod(D.shape[-dims + 1 :]) if dims > 1 else 1
     of_row = folds(row_samples(samples, leading, D.device))
     counts = torch.bincount(of_row, minlength=FOLDS)
-    if dims == 1 and FOLDS * inputs.numel() * D.shape[-1] <= MAX_PRODUCTS:
-        fold = torch.nn.functional.one_hot(of_row, FOLDS).to(inputs.dtype)
-        by_fold = fold[:, :, None] * inputs.reshape(-1, 1, inputs.shape[-1])
-        sums = by_fold.flatten(1).T @ D.reshape(-1, D.shape[-1])
-        return sums.reshape(FOLDS, inputs.shape[-1], -1), counts.double()
     order, sizes = of_row.argsort(), counts.tolist()
+    padded = FOLDS * max(sizes)
+    if dims == 1 and (padded <= MAX_PADDING * len(order) or padded * (inputs.shape[-1] + D.shape[-1]) <= SMALL):
+        x, y = (each.reshape(-1, each.shape[-1]) for each in (inputs, D))
+        return _products_of_folds(x, y, order, counts), counts.double()
     x, y = (each.reshape(-1, *each.shape[-dims:]).index_select(0, order) for each in (inputs, D))
     parts = zip(x.split(sizes), y.split(sizes), strict=True)  # type: ignore[no-untyped-call]
     gradients = [fan_out_gradient(consumer, *each) if len(each[0]) else None for each in parts]
     nothing = torch.zeros_like(next(each for each in gradients if each is not None))
     return torch.stack([nothing if each is None else each for each in gradients]), counts.double() * rest
+
+
+def _products_of_folds(x: Tensor, y: Tensor, order: Tensor, counts: Tensor) -> Tensor:
+    """The product of x and y in each fold, by one operation on folds that are padded to the same number of rows.
+
+    Args:
+        x: rows x columns.
+        y: rows x outputs.
+        order: the rows, fold by fold.
+        counts: the number of rows in each fold.
+    """
+    places = torch.arange(int(counts.max()), device=order.device)
+    present = places < counts[:, None]
+    rows = order[((counts.cumsum(0) - counts)[:, None] + places).clamp_max(len(order) - 1)].flatten()
+    x, y = (each.index_select(0, rows).reshape(*present.shape, -1) for each in (x, y))
+    return (x * present[..., None]).mT @ y
 
 
 def row_samples(samples: Tensor | None, leading: Sequence[int], device: torch.device) -> Tensor:

@@ -12,10 +12,10 @@ from torch import nn
 
 import neurogenesis as ng
 
-from .data import Data, DataError, generated, load
+from .data import Data, DataError, generated, load, table
 from .errors import UsageError, unknown_name
 from .models import VGG11, WRN28, mlp, scaled, vgg11, wrn28, xavier
-from .presets import NAMES, Generated
+from .presets import NAMES, Generated, Tabular
 from .settings import SHAPED, STATIC, Convolutional, Dense, Settings
 
 TIES = {"wrn28": [["group1.*"], ["group2.*"], ["group3.*"]]}
@@ -26,6 +26,8 @@ def build_data(settings: Settings, root: Path | None) -> Data:
     """The preset's data set, or the part of it that the settings ask for."""
     if isinstance(settings, Generated):
         data = generated(settings.features, derived_seed(settings.seed, "data"))
+    elif isinstance(settings, Tabular):
+        data = table(settings.table, derived_seed(settings.seed, "data"))
     else:
         data = load(settings.data, root)
     if isinstance(settings, Convolutional):
@@ -40,7 +42,8 @@ def build_network(settings: Settings, data: Data) -> nn.Module:
     """The untrained network at its initial size."""
     torch.manual_seed(derived_seed(settings.seed, "weights"))
     if isinstance(settings, Dense):
-        return xavier(mlp(data.train[0].shape[1], *initial_widths(settings).values(), data.classes))
+        network = mlp(data.train[0].shape[1], *initial_widths(settings).values(), data.classes)
+        return network if isinstance(settings, Tabular) else xavier(network)  # as in the paper
     assert isinstance(settings, Convolutional)
     make = {"vgg11": vgg11, "wrn28": wrn28}[settings.network]
     return xavier(make(classes=data.classes, widths=initial_widths(settings)))

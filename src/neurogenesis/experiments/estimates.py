@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .presets import GROWTH_SETTINGS
 from .settings import Settings
+from .shapes import SHAPES
 from .sweep import result_of, with_shape
 
 
@@ -77,15 +78,17 @@ def _seconds(settings: Settings, timed: dict[Settings, float], threads: int, dev
     """The seconds of a run at the speed of its first steps, on noise."""
     import torch
 
-    from .data import SHAPES, Data
+    from .data import Data
     from .training import gradient_step, start_training, torch_threads
 
-    samples, shape, classes = SHAPES[settings.data]
+    samples, shape, classes = SHAPES[settings.data_set]
     samples = min(samples, getattr(settings, "images", None) or samples)
     steps = math.ceil(samples * (1 - settings.holdout) / settings.batch) * settings.epochs
     key = replace(settings, seed=1, gamma=None, learning_rate=1.0, epochs=1)
     if key not in timed:
-        x, y = torch.rand(settings.batch, *shape), torch.randint(classes, (settings.batch,))
+        batch = min(settings.batch, samples)
+        x = torch.rand(batch, *shape)
+        y = torch.randint(classes, (batch,)) if classes > 1 else torch.randn(batch, 1)
         with torch_threads(threads), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about what happens to networks on noise
             training = start_training(settings, Data((x, y), (x, y), classes), torch.device(device))

@@ -6,13 +6,17 @@ rate on MNIST, and the scale of the gradient trigger.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from ..defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .errors import UsageError
 from .settings import PRESET, Convolutional, Dense, Settings
+from .shapes import SHAPES
+
+Table = Literal["diabetes", "cancer", "wine", "friedman1", "friedman2", "friedman3", "digits", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,39 @@ class Generated(Dense):
     @property
     def usual_epochs(self) -> int:
         return (20 + 4 * self.features) * self.hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tabular(Dense):
+    """Small tables of scikit-learn, with classes or real targets, until the lowest test loss is long ago."""
+
+    name = "tabular"
+    data = "tabular"
+    needs_files = False
+    steps_between_tests = 20
+    patience = 2.5
+    table: Table = "diabetes"
+    """The table; random has targets without any relation to the inputs."""
+    epochs: int | None = None  # type: ignore[assignment]
+    """Passes through the training data at most; by default so many that there are about 3,000 gradient steps."""
+    batch: int = 32
+    learning_rate: float = 3e-3
+    initial: int = 16
+    medium: int = 64
+    maximum: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.epochs is None and self.batch > 0:
+            object.__setattr__(self, "epochs", self.usual_epochs)
+        super().__post_init__()
+
+    @property
+    def data_set(self) -> str:
+        return f"{self.data}/{self.table}"
+
+    @property
+    def usual_epochs(self) -> int:
+        return round(3000 / math.ceil(SHAPES[self.data_set][0] / self.batch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +191,7 @@ class Wrn28Cifar10SmallLong(Wrn28Cifar10Small):
 PRESETS: dict[str, type[Settings]] = {
     preset.name: preset
     for preset in (
-        Digits, Generated, Mnist, FashionMnist, Vgg11Cifar10, Vgg11Cifar100, Wrn28Cifar10,
+        Digits, Generated, Tabular, Mnist, FashionMnist, Vgg11Cifar10, Vgg11Cifar100, Wrn28Cifar10,
         Vgg11Cifar10Small, Vgg11Cifar100Small, Wrn28Cifar10Small, Wrn28Cifar10SmallLong,
     )
 }  # fmt: skip

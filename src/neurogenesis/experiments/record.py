@@ -93,7 +93,9 @@ class Epoch:
     loss: float | None
     """Mean over the epoch's training samples."""
     accuracy: float | None
-    """Fraction of test (or held-out) samples classified correctly."""
+    """Fraction of test (or held-out) samples classified correctly; of real targets, of the variance explained."""
+    test_loss: float | None = None
+    """Mean over the same samples."""
     parameters: int = 0
     widths: Sizes
     train_seconds: float = 0.0
@@ -107,8 +109,9 @@ class Result:
     """The outcome of a finished run."""
 
     accuracy: float
-    """After the last epoch, like the following four."""
+    """After the last epoch, like the following five."""
     loss: float | None = None
+    test_loss: float | None = None
     parameters: int
     widths: Sizes
     initial_widths: Sizes
@@ -116,6 +119,8 @@ class Result:
     """Of the standard network, where the preset has one."""
     steps: int = 0
     """Gradient steps."""
+    lowest_test_loss: float | None = None
+    """Of all epochs."""
     train_seconds: float
     """Over all epochs, like the following three."""
     trigger_seconds: float = 0.0

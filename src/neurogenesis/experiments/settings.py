@@ -44,6 +44,11 @@ class Settings:
     name: ClassVar[str]
     data: ClassVar[str]
     needs_files: ClassVar[bool] = True
+    steps_between_tests: ClassVar[int] = 1
+    """The network is tested, and the run saved, after an epoch; of small data, after several of at least so many steps
+    together."""
+    patience: ClassVar[float | None] = None
+    """Training may end before the last epoch: after 300 steps and so many times those until the lowest test loss."""
 
     strategy: str = STRATEGY
     """How the network grows: the name of a strategy (need, north-select, north-pre, north-random, north-weight,
@@ -144,6 +149,11 @@ class Settings:
         if self.shape_of is None:
             return None
         return replace(self, strategy=self.shape_of, shape=None, shape_of=None)
+
+    @property
+    def data_set(self) -> str:
+        """The name of the data set in `shapes.SHAPES`."""
+        return self.data
 
     @property
     def usual_epochs(self) -> int:

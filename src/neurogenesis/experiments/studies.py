@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 from .errors import UsageError, unknown_name
-from .presets import PRESETS
+from .presets import PRESETS, Table
 from .settings import PRESET, SHAPED, SIZES, Decay, Settings
 
 Choices = Mapping[str, Sequence[Any]]
@@ -107,6 +107,17 @@ def _pays(
         yield {**common, "strategy": growing}
 
 
+def _tabular() -> Iterator[Choices]:
+    """Need, its shapes from scratch and static networks on every table, with small batches and with full ones."""
+    for name, batch in product(get_args(Table), (32, FULL_BATCH)):
+        common = {"table": (name,), "batch": (batch,)}
+        yield {**common, "strategy": (NEED,)}
+        yield {**common, "strategy": (SHAPED,), "shape_of": (NEED,)}
+        yield {**common, "strategy": (SHAPED,), "shape": [str(size) for size in _TABULAR_SIZES]}
+
+
+FULL_BATCH = 2500  # more than the training part of a table
+_TABULAR_SIZES = (4, 8, 16, 32, 64, 128, 256)
 _DIGITS_SIZES, _MNIST_SIZES = (4, 8, 16, 32, 64, 128), (16, 32, 64, 128, 256, 512)
 _DIGITS_RATES, _MNIST_RATES = (3.3e-3, 1e-2, 3e-2), (1e-3, 3e-3, 9e-3)
 _GROWING_CONVOLUTIONAL = (*CONVOLUTIONAL, "gradmax")
@@ -206,6 +217,7 @@ STUDIES: dict[str, Study] = {
         {},
         seeds=3,
     ),
+    "tabular": Study("The right size on small tables", "tabular", tuple(_tabular()), {}),
     "trigger-cost": _trigger_cost,
     "trigger-cost-small": _small(_trigger_cost, "vgg11-cifar10-small", epochs=1, images=2560),
 }

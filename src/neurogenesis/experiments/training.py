@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -120,7 +120,7 @@ def sample_order(samples: int, seed: int, epoch: int) -> Tensor:
 def gradient_step(training: Training, x: Tensor, y: Tensor, epoch: int) -> Step:
     """A step of the optimizer, then of the grower."""
     started = time.perf_counter()
-    loss = nn.functional.cross_entropy(training.model(x), y)
+    loss = loss_of(training.model(x), y)
     training.optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     training.optimizer.step()
@@ -131,7 +131,7 @@ def gradient_step(training: Training, x: Tensor, y: Tensor, epoch: int) -> Step:
     events: list[ng.Event] = []
     seen = []
     if training.grower is not None:
-        events = training.grower.step(lambda: nn.functional.cross_entropy(training.model(x), y))
+        events = training.grower.step(lambda: loss_of(training.model(x), y))
         latest, now = training.grower.history.latest, training.grower.steps
         seen = [observation for observation in latest.values() if observation.step == now]
     if events:
@@ -168,14 +168,22 @@ def _add(totals: Totals, step: Step, samples: int) -> None:
     totals.initialization_seconds += step.initialization_seconds
 
 
+def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of labels, or the mean squared error of real targets."""
+    return (nn.functional.mse_loss if y.is_floating_point() else nn.functional.cross_entropy)(outputs, y)
+
+
 @torch.no_grad()
-def accuracy_of(model: nn.Module, samples: tuple[Tensor, Tensor], batch: int = 1000) -> float:
-    """The fraction of samples that the network classifies correctly."""
+def accuracy_and_loss(model: nn.Module, samples: tuple[Tensor, Tensor], batch: int = 1000) -> tuple[float, float]:
+    """The fraction of samples that the network classifies correctly, or of the variance it explains, and the loss."""
     model.eval()
-    batches = zip(*(part.split(batch) for part in samples), strict=True)  # type: ignore[no-untyped-call]
-    correct = torch.cat([model(x).argmax(1) == y for x, y in batches])
+    inputs, y = samples
+    outputs = torch.cat([model(x) for x in inputs.split(batch)])  # type: ignore[no-untyped-call]
     model.train()
-    return correct.sum().item() / len(samples[1])
+    loss = loss_of(outputs, y).item()
+    if y.is_floating_point():
+        return 1 - loss / y.var(correction=0).item(), loss
+    return (outputs.argmax(1) == y).sum().item() / len(y), loss
 
 
 def train(
@@ -191,13 +199,18 @@ def train(
     test = data.test[0].to(device), data.test[1].to(device)
     batches = math.ceil(len(x) / settings.batch)
     steps = batches * settings.epochs
+    between_tests = math.ceil(settings.steps_between_tests / batches)  # epochs
     initial_widths = training.widths
     checkpoint = directory.load(device)
     if checkpoint is not None:
         training.load(checkpoint)
+    losses = [] if checkpoint is None else [line.test_loss for line in directory.epochs()]
     display.on_start(settings, steps, training.step)
     with collect_signals() as signals:
         for epoch in range(training.step // batches + 1, settings.epochs + 1):
+            past = (epoch - 1) % between_tests  # epochs since the latest test
+            if past == 0 and settings.patience is not None and _is_over(losses, training.step, settings.patience):
+                break
             order = sample_order(len(x), settings.seed, epoch).to(device).split(settings.batch)  # type: ignore[no-untyped-call]
             for batch in order[training.step % batches :]:
                 step = gradient_step(training, x[batch], y[batch], epoch)
@@ -210,26 +223,47 @@ def train(
                 if signals and training.step % batches:
                     directory.save(training.checkpoint())
                     raise Interrupted(f"stopped at step {training.step} of {steps}")
-            tested = _finish_epoch(training, epoch, len(x), test)
-            directory.add(tested)
-            directory.save(training.checkpoint())
-            display.on_epoch(tested)
+            if past + 1 == between_tests or epoch == settings.epochs:
+                line = _finish_epoch(training, epoch, (past + 1) * len(x), test)
+                losses.append(line.test_loss)
+                directory.add(line)
+                directory.save(training.checkpoint())
+                display.on_epoch(line)
+            elif signals:
+                directory.save(training.checkpoint())
             if signals and epoch < settings.epochs:
                 raise Interrupted(f"stopped after epoch {epoch} of {settings.epochs}")
     standard_widths = widths_of(settings, 1.0) if isinstance(settings, Convolutional) else None
-    return _result(directory.epochs(), initial_widths, standard_widths, steps)
+    return _result(directory.epochs(), initial_widths, standard_widths, training.step)
+
+
+def _is_over(losses: Sequence[float | None], steps: int, patience: float) -> bool:
+    """Whether the lowest test loss was so long ago that there will hardly be a lower one.
+
+    Example:
+        >>> _is_over([2.0, 1.0, 3.0, 3.0], steps=400, patience=2.5), _is_over([4.0, 3.0, 2.0, 1.0], 400, 2.5)
+        (False, False)
+        >>> _is_over([2.0, 1.0, *[3.0] * 18], steps=2000, patience=2.5)
+        True
+    """
+    known = [loss for loss in losses if loss is not None]
+    return bool(known) and steps > _LEAST_STEPS + patience * steps * (known.index(min(known)) + 1) / len(known)
+
+
+_LEAST_STEPS = 300
 
 
 def _finish_epoch(training: Training, epoch: int, samples: int, test: tuple[Tensor, Tensor]) -> Epoch:
     """Test the network, and start the totals of the next epoch."""
     started = time.perf_counter()
-    accuracy = accuracy_of(training.model, test)
+    accuracy, test_loss = accuracy_and_loss(training.model, test)
     totals, training.totals = training.totals, Totals()
     return Epoch(
         epoch=epoch,
         step=training.step,
         loss=_single(totals.loss / samples),
         accuracy=accuracy,
+        test_loss=_single(test_loss),
         parameters=training.parameters,
         widths=training.widths,
         train_seconds=round(totals.seconds, 6),
@@ -245,6 +279,8 @@ def _result(epochs: list[Epoch], initial_widths: Sizes, standard_widths: Sizes |
     return Result(
         accuracy=last.accuracy,
         loss=last.loss,
+        test_loss=last.test_loss,
+        lowest_test_loss=min((epoch.test_loss for epoch in epochs if epoch.test_loss is not None), default=None),
         parameters=last.parameters,
         widths=last.widths,
         initial_widths=initial_widths,

@@ -138,12 +138,12 @@ class Samples:
         self._recent: list[Tensor] = []  # identities that have not been counted yet
         self._without_new = 0  # items that have passed since the latest new sample
         self._items = 0  # that have been counted
+        self._enough = False  # whether the number is known from those that have been counted
 
     @property
     def known(self) -> bool:
         """Whether no further passes need to be counted: there are many, or all that come have been seen before."""
-        number = number_of(self._smallest)
-        return self.total is not None or number > _MANY or 0 < number <= _REPEATED * self._without_new
+        return self.total is not None or self._enough
 
     def add(self, call: Call) -> None:
         """Note a training pass."""
@@ -182,6 +182,8 @@ class Samples:
 
     def end_step(self) -> None:
         """Count the samples of the passes since the last step."""
+        if not self._passes:
+            return
         self._recent += [ids for _, ids in self._passes if ids is not None]
         self._passes.clear()
         self._identified = 0
@@ -200,6 +202,11 @@ class Samples:
         self._recent.clear()
         new = len(self._smallest) != len(before) or not torch.equal(self._smallest, before.to(self._smallest.device))
         self._without_new = 0 if new else self._without_new + items
+        self._enough = self._is_enough()
+
+    def _is_enough(self) -> bool:
+        number = number_of(self._smallest)
+        return number > _MANY or 0 < number <= _REPEATED * self._without_new
 
     def number(self, processes: Ranks = ALONE) -> float:
         """The number of samples in the training set: as told, or else of those that have been seen.
@@ -222,6 +229,7 @@ class Samples:
         self._smallest, self._without_new = state["smallest"], state["without_new"]
         self._items = state.get("items", 2**62)  # earlier versions did not count them
         self._recent.clear()
+        self._enough = self._is_enough()
 
 
 _TWICE = 1.05  # items per sample: the number of samples has an error of a few percent

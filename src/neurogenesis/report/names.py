@@ -28,8 +28,13 @@ def strategy_name(settings: RecordedSettings) -> str:
     """The strategy of a run; an ablation counts as a strategy, and so does the shape of a strategy from scratch."""
     name: str = settings.strategy
     if settings.shape_of is not None:
-        return f"{settings.shape_of}{_SHAPE}"
+        return shape_of(settings.shape_of)
     return f"{name}-{NAMES.least}" if settings.least and name not in STATIC else name
+
+
+def shape_of(strategy: str) -> str:
+    """The name of the shapes that a strategy grew, trained from scratch."""
+    return f"{strategy}{_SHAPE}"
 
 
 def is_static(strategy: str) -> bool:

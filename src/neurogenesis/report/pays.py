@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..experiments.presets import GROWTH_SETTINGS, NAMES, PRESETS
+from ..experiments.presets import GROWTH_SETTINGS, NAMES, PRESETS, settings_from
 from ..experiments.record import RecordedSettings, Result
 from ..experiments.settings import SHAPED, SIZES
-from .names import is_static, phrase, strategy_name, strategy_rank
+from .names import is_shape, is_static, phrase, shape_of, strategy_name, strategy_rank
 from .runs import Run, Study
 from .sections import Configuration, Section, make_section
 from .statistics import Statistic, statistic
@@ -196,6 +196,33 @@ class Setting:
         """The static network with the highest mean accuracy."""
         return max(self.static, key=lambda c: accuracy(c).mean, default=None)
 
+    @cached_property
+    def lowest_static(self) -> Configuration | None:
+        """The static network with the lowest mean test loss; None if one has none."""
+        if not all(lowest_loss(c) for c in self.static):
+            return None
+        return min(self.static, key=_mean_loss, default=None)
+
+    @property
+    def smallest_as_good(self) -> Configuration | None:
+        """The smallest static network whose lowest loss is within one standard error of the best one's."""
+        best = self.lowest_static
+        if best is None:
+            return None
+        found = lowest_loss(best)
+        assert found is not None
+        most = found.mean + (standard_error(found) or 0.0)
+        return next(c for c in self.static if _mean_loss(c) <= most)
+
+    def shape_of(self, c: Configuration) -> Configuration | None:
+        """The shapes that a strategy has grown, trained from scratch."""
+        return next((other for other in self.compared if other.strategy == shape_of(c.strategy)), None)
+
+    @property
+    def grown(self) -> list[Configuration]:
+        """Those that have grown."""
+        return [c for c in self.compared if not is_shape(c.strategy)]
+
     def curve(self, quantity: Callable[[Result], float]) -> Curve | None:
         """Accuracy of static networks against the logarithm of a quantity; of time, the front.
 
@@ -257,7 +284,7 @@ class Comparison:
 
 def make_comparison(study: Study, name: str) -> Comparison:
     """The runs of a study by setting."""
-    every = {id(run): {k: v for k, v in run.settings.items() if k not in _WITHIN} for run in study.runs}
+    every = {id(run): _between(run.settings) for run in study.runs}
     varied = _varied(list(every.values()))
     groups: dict[str, tuple[str, dict[str, Any], list[Run]]] = {}
     for run in study.runs:
@@ -269,6 +296,14 @@ def make_comparison(study: Study, name: str) -> Comparison:
         Setting(preset, values, make_section(Study(name, name, runs), name)) for preset, values, runs in ordered
     ]
     return Comparison(name, study.title, settings)
+
+
+def _between(settings: RecordedSettings) -> dict[str, Any]:
+    """The settings by which runs are divided. Epochs count if they are not those that follow from the others."""
+    values = {name: value for name, value in settings.items() if name not in _WITHIN}
+    if settings.preset in PRESETS and values.get(NAMES.epochs) == settings_from(dict(settings)).usual_epochs:
+        del values[NAMES.epochs]
+    return values
 
 
 def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -286,7 +321,11 @@ def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _order(preset: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
     known = list(PRESETS)
     place = known.index(preset) if preset in known else len(known)
-    rest = [repr(value) for name, value in values.items() if name not in _FIRST]
+    rest = [
+        (0, value, "") if isinstance(value, int | float) else (1, 0, repr(value))
+        for name, value in values.items()
+        if name not in _FIRST
+    ]
     return place, preset, values.get(NAMES.decay) != "none", values.get(NAMES.learning_rate) or 0.0, rest
 
 
@@ -295,6 +334,18 @@ def accuracy(c: Configuration) -> Statistic:
     found = c.statistic(lambda result: 100 * result.accuracy)
     assert found is not None
     return found
+
+
+def lowest_loss(c: Configuration) -> Statistic | None:
+    """The lowest test loss over seeds; None if a run has none."""
+    losses = [result.lowest_test_loss for result in c.results]
+    return None if None in losses else statistic([loss for loss in losses if loss is not None])
+
+
+def _mean_loss(c: Configuration) -> float:
+    found = lowest_loss(c)
+    assert found is not None
+    return found.mean
 
 
 def parameters(result: Result) -> float:

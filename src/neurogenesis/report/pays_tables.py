@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from ..experiments.presets import NAMES
+from ..experiments.record import Result
 from .names import display_name, format_value, heading
 from .numbers import NONE, plus_minus, signed
 from .pays import (
@@ -13,11 +15,14 @@ from .pays import (
     Summary,
     accuracy,
     factor,
+    lowest_loss,
     parameters,
     seconds,
+    standard_error,
     summarize,
 )
 from .sections import Configuration
+from .statistics import Statistic
 from .tables import Cell, Table
 
 _OUTSIDE = " †"
@@ -25,13 +30,76 @@ _FEW = 4  # up to this many widths are shown one by one
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """A summary of each strategy over all settings, and each strategy in each setting."""
-    return [summary_table(comparison), settings_table(comparison)]
+    """Each strategy over all settings, in each setting, and by its test loss if runs have recorded it."""
+    losses = losses_table(comparison)
+    return [summary_table(comparison), settings_table(comparison), *([losses] if losses else [])]
+
+
+def losses_table(comparison: Comparison) -> Table | None:
+    """For each setting and growing strategy: the test loss, and that of the best static network; None without any."""
+    settings = [setting for setting in comparison.settings if setting.lowest_static is not None]
+    pairs = [(setting, c) for setting in settings for c in setting.grown if lowest_loss(c) is not None]
+    if not pairs:
+        return None
+    names = _names(settings)
+    columns = [
+        "strategy", "preset", *map(heading, names), "seeds", "lowest test loss", "last test loss", "best static",
+        "its size", "smallest as good", "shape from scratch", "widths", "parameters", "time",
+    ]  # fmt: skip
+    rows = [
+        [Cell(c.name, _place(comparison, c)), *_settings(comparison, setting, names), _seeds(c), *_losses(setting, c)]
+        for setting, c in pairs
+    ]
+    caption = (
+        "Means over seeds. Best static: the static network with the lowest loss, ± its standard error. Smallest as "
+        "good: the smallest static network within one standard error of it. Shape from scratch: the lowest loss of the "
+        "grown shapes, trained from scratch. Parameters are relative to the smallest as good, and the time of a "
+        "gradient step, growth included, to the shapes from scratch."
+    )
+    return Table("Test loss", caption, columns, rows)
+
+
+def _losses(setting: Setting, c: Configuration) -> list[Cell]:
+    best, smallest, shape = setting.lowest_static, setting.smallest_as_good, setting.shape_of(c)
+    assert best is not None and smallest is not None
+    found, of_best = lowest_loss(c), lowest_loss(best)
+    assert found is not None and of_best is not None
+    last = _statistic(c, lambda result: result.test_loss or 0.0).mean
+    error = standard_error(of_best)
+    of_shape = None if shape is None else lowest_loss(shape)
+    size = _ratio(c, smallest, parameters)
+    time = None if shape is None else _ratio(c, shape, lambda result: result.train_seconds / max(1, result.steps))
+    return [
+        Cell(f"{found.mean:.4f}", found.mean),
+        Cell(f"{last:.4f}", last),
+        Cell(f"{of_best.mean:.4f}" + ("" if error is None else f" ± {error:.4f}"), of_best.mean),
+        *(Cell(str(each.values.get(NAMES.shape)), _statistic(each, parameters).mean) for each in (best, smallest)),
+        Cell(NONE if of_shape is None else f"{of_shape.mean:.4f}", 0.0 if of_shape is None else of_shape.mean),
+        Cell(_mean_widths(c), _statistic(c, parameters).mean),
+        Cell(f"{size:.2f}", size),
+        Cell(NONE if time is None else f"{time:.2f}", time or 0.0),
+    ]
+
+
+def _ratio(c: Configuration, other: Configuration, quantity: Callable[[Result], float]) -> float:
+    """The mean of a quantity relative to that of another configuration."""
+    return _statistic(c, quantity).mean / _statistic(other, quantity).mean
+
+
+def _statistic(c: Configuration, quantity: Callable[[Result], float]) -> Statistic:
+    found = c.statistic(quantity)
+    assert found is not None
+    return found
+
+
+def _names(settings: Sequence[Setting]) -> list[str]:
+    """The names of all settings that differ."""
+    return list(dict.fromkeys(name for setting in settings for name in setting.values))
 
 
 def settings_table(comparison: Comparison) -> Table:
     """For each setting and strategy: accuracy, size, and the differences from static networks."""
-    names = list(dict.fromkeys(name for setting in comparison.settings for name in setting.values))
+    names = _names(comparison.settings)
     columns = [
         "strategy", "preset", *map(heading, names), "seeds", f"{comparison.accuracy}, %", "parameters", "widths",
         "minus static of the same parameters", "minus static of the same time", "sizes over seeds",
@@ -87,23 +155,25 @@ def _settings(comparison: Comparison, setting: Setting, names: Sequence[str]) ->
 
 
 def _results(setting: Setting, c: Configuration) -> list[Cell]:
-    sizes = c.statistic(parameters)
-    assert sizes is not None
+    sizes = _statistic(c, parameters)
     widths = setting.section.widths
     shape = _relative_range(c, widths) if len(widths) > _FEW else _mean_widths(c)
     is_curve = c in setting.static
     ratio = factor(c.results)
     return [
-        Cell(
-            str(len(c.results)) if len(c.results) == len(c.runs) else f"{len(c.results)} of {len(c.runs)}",
-            len(c.results),
-        ),
+        _seeds(c),
         Cell(plus_minus(accuracy(c), ".2f"), accuracy(c).mean),
         Cell(f"{sizes.mean:,.0f}", sizes.mean),
         Cell(shape, sizes.mean),
         *(_difference(None if is_curve else setting.difference(c, quantity)) for quantity in (parameters, seconds)),
         Cell(NONE if is_curve else f"{ratio:.2f}", ratio),
     ]
+
+
+def _seeds(c: Configuration) -> Cell:
+    """The number of finished runs, and of all if there are more."""
+    finished, every = len(c.results), len(c.runs)
+    return Cell(str(finished) if finished == every else f"{finished} of {every}", finished)
 
 
 def _mean_widths(c: Configuration) -> str:

@@ -1,4 +1,4 @@
-"""Data sets as tensors: `load` finds, downloads, verifies and reads one; `generated` makes one.
+"""Data sets as tensors: `load` finds, downloads, verifies and reads one; `generated` and `table` make one.
 
 Files are searched for in a directory: the argument `root`, else the environment variable NEUROGENESIS_DATA, else the
 user's cache. Each data set has its own subdirectory, with the original files:
@@ -12,12 +12,12 @@ The files may also be in the directory itself, as torchvision and packages of Li
 
 from .formats import read_cifar, read_idx
 from .generator import generated
-from .loading import SHAPES, download, load, names
+from .loading import download, load, names
 from .samples import Data, DataError
 from .sources import SOURCES, File, Source
+from .tables import table
 
 __all__ = [
-    "SHAPES",
     "SOURCES",
     "Data",
     "DataError",
@@ -29,4 +29,5 @@ __all__ = [
     "names",
     "read_cifar",
     "read_idx",
+    "table",
 ]

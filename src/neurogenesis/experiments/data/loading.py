@@ -11,16 +11,6 @@ from .fetching import cache, complete_directory, import_optional
 from .samples import Data
 from .sources import SOURCES
 
-SHAPES = {
-    "digits": (1348, (64,), 10),
-    "generated": (4500, (64,), 2),
-    "mnist": (60_000, (784,), 10),
-    "fashion-mnist": (60_000, (784,), 10),
-    "cifar10": (50_000, (3, 32, 32), 10),
-    "cifar100": (50_000, (3, 32, 32), 100),
-}
-"""The number of training samples, the shape of a sample, and the number of classes, without reading the data."""
-
 
 def load(name: str, root: Path | None = None) -> Data:
     """A data set by name: "digits", "mnist", "fashion-mnist", "cifar10" or "cifar100".

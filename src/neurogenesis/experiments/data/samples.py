@@ -16,11 +16,19 @@ class DataError(UsageError):
 
 @dataclass(frozen=True)
 class Data:
-    """Inputs (float32) and labels (int64) for training and for testing."""
+    """Inputs (float32) and targets, for training and for testing: labels (int64) or real numbers (float32, in columns).
+
+    `classes` is the number of the network's outputs: of classes, or 1.
+    """
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     classes: int
+
+    @property
+    def real(self) -> bool:
+        """Whether targets are real numbers."""
+        return self.train[1].is_floating_point()
 
     def holding_out(self, fraction: float, seed: int) -> Data:
         """Replace the test samples by a random fraction of the training samples, which are then not trained on.

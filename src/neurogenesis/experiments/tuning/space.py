@@ -9,10 +9,11 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..building import build_network, build_strategy, initial_widths, widths_of
-from ..data import SHAPES, Data
+from ..data import Data
 from ..errors import UsageError, unknown_name
 from ..presets import NAMES
 from ..settings import SHAPED, Dense, Settings
+from ..shapes import SHAPES
 
 WIDTHS = "widths"
 """The name under which widths are searched."""
@@ -197,7 +198,7 @@ def initial_parameters(settings: Settings) -> int:
     """The number of parameters before training, which is also that of a trained static network."""
     import torch
 
-    _, shape, classes = SHAPES[settings.data]
+    _, shape, classes = SHAPES[settings.data_set]
     with torch.device("meta"):
         empty = torch.empty(0, *shape), torch.empty(0)
         network = build_network(settings, Data(empty, empty, classes))
