@@ -255,7 +255,8 @@ def test_the_study_of_tables_shows_losses(tmp_path: Path) -> None:
     record_study(tmp_path / "tabular", "tabular", study.title, runs)
     assert not sweep(runs, tmp_path / "tabular", here).failed
     (found,) = report.read([tmp_path]).studies
-    table = losses_table(make_comparison(found, "tabular"))
+    comparison = make_comparison(found, "tabular")
+    table = losses_table(comparison)
     assert table is not None
     (row,) = texts(table)
     results = {name: json.loads((tmp_path / "tabular" / name / "result.json").read_text()) for name in runs}
@@ -265,6 +266,9 @@ def test_the_study_of_tables_shows_losses(tmp_path: Path) -> None:
     assert (row["best static"], row["its size"]) == (f"{min(losses.values()):.4f}", min(losses, key=losses.__getitem__))
     assert row["shape from scratch"] != "—" and row["widths"] == "16-16"
     assert len(runs) == 9 and set(losses) == {"4", "8", "16", "32", "64", "128", "256"}
+    figure = against_static(comparison, Palette.of([strategy_name(run.settings) for run in comparison.runs]))[-1]
+    places = {each["parameters"]: each["value"] for each in figure.data["networks 0"] if each["strategy"] == "Static"}
+    assert figure.name == "tabular-loss" and sorted(places.values()) == pytest.approx(sorted(losses.values()), rel=1e-4)
 
 
 def test_epochs_that_follow_from_other_settings_are_no_setting_of_their_own(tmp_path: Path) -> None:
@@ -368,13 +372,13 @@ def test_the_figure_shows_the_curve_and_every_network(study: Path) -> None:
         for c in setting.compared:
             results = c.results
             mean = sum(100 * result.accuracy for result in results) / len(results)
-            assert rows[c.name]["errors"] == pytest.approx(100 - mean, rel=1e-4)
+            assert rows[c.name]["value"] == pytest.approx(100 - mean, rel=1e-4)
             assert rows[c.name]["least"] == min(result.parameters for result in results)
             assert rows[c.name]["most"] == max(result.parameters for result in results)
-            assert rows[c.name]["high"] <= rows[c.name]["errors"] <= rows[c.name]["low"]
+            assert rows[c.name]["high"] <= rows[c.name]["value"] <= rows[c.name]["low"]
         curve = setting.curve(parameters)
         assert curve is not None
-        line = {round(math.log(row["parameters"]), 3): row["errors"] for row in full.data[f"curve {index}"]}
+        line = {round(math.log(row["parameters"]), 3): row["value"] for row in full.data[f"curve {index}"]}
         for point in curve.points:
             assert line[round(point.position, 3)] == pytest.approx(100 - point.mean, rel=1e-4)
 
@@ -406,7 +410,7 @@ def test_a_perfect_network_has_a_place_on_the_logarithmic_axis(tmp_path: Path) -
     for path in place.rglob("need*/result.json"):
         fake.write_json(path, json.loads(path.read_text()) | {"accuracy": 1.0})
     _, (_, full) = drawn(place)
-    assert all(row["errors"] > 0 for rows in full.data.values() for row in rows)
+    assert all(row["value"] > 0 for rows in full.data.values() for row in rows)
 
 
 def test_markdown_tables_survive_any_text() -> None:

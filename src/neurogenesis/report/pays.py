@@ -175,10 +175,7 @@ class Setting:
     @property
     def usual(self) -> bool:
         """Whether the values are those of the preset."""
-        if self.preset not in PRESETS:
-            return False
-        usual = PRESETS[self.preset]()
-        return all(getattr(usual, name, None) == self.values.get(name) for name in _FIRST)
+        return self.preset in PRESETS and _is_usual(self.preset, self.values)
 
     @cached_property
     def static(self) -> list[Configuration]:
@@ -199,9 +196,9 @@ class Setting:
     @cached_property
     def lowest_static(self) -> Configuration | None:
         """The static network with the lowest mean test loss; None if one has none."""
-        if not all(lowest_loss(c) for c in self.static):
+        if not all(map(has_loss, self.static)):
             return None
-        return min(self.static, key=_mean_loss, default=None)
+        return min(self.static, key=lambda c: lowest_loss(c).mean, default=None)
 
     @property
     def smallest_as_good(self) -> Configuration | None:
@@ -210,9 +207,8 @@ class Setting:
         if best is None:
             return None
         found = lowest_loss(best)
-        assert found is not None
         most = found.mean + (standard_error(found) or 0.0)
-        return next(c for c in self.static if _mean_loss(c) <= most)
+        return next(c for c in self.static if lowest_loss(c).mean <= most)
 
     def shape_of(self, c: Configuration) -> Configuration | None:
         """The shapes that a strategy has grown, trained from scratch."""
@@ -223,15 +219,17 @@ class Setting:
         """Those that have grown."""
         return [c for c in self.compared if not is_shape(c.strategy)]
 
-    def curve(self, quantity: Callable[[Result], float]) -> Curve | None:
-        """Accuracy of static networks against the logarithm of a quantity; of time, the front.
+    def curve(
+        self, quantity: Callable[[Result], float], measure: Callable[[Configuration], Statistic] | None = None
+    ) -> Curve | None:
+        """Accuracy, or another measure, of static networks against the logarithm of a quantity; of time, the front.
 
         Every size is a static network of its number of parameters. But nobody waits longer for less accuracy, and times
         of small networks differ by chance.
         """
         points: dict[float, Point] = {}
         for c in self.static:
-            found, place = accuracy(c), statistic([math.log(quantity(result)) for result in c.results])
+            found, place = (measure or accuracy)(c), statistic([math.log(quantity(result)) for result in c.results])
             assert place is not None
             points[place.mean] = Point(place.mean, found.mean, standard_error(found))
         ordered = [points[place] for place in sorted(points)]
@@ -307,7 +305,7 @@ def _between(settings: RecordedSettings) -> dict[str, Any]:
 
 
 def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Learning rate, decay, and other settings that vary among the runs of a preset."""
+    """Learning rate, decay, and other settings that vary among the runs of a preset; of tables, only these."""
     presets: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         presets.setdefault(row[NAMES.preset], []).append(row)
@@ -315,7 +313,14 @@ def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     others = [
         name for name in names if any(len({repr(row.get(name)) for row in some}) > 1 for some in presets.values())
     ]
-    return [*_FIRST, *others]
+    usual = all(preset in PRESETS and _is_usual(preset, row) for preset, some in presets.items() for row in some)
+    return others if NAMES.table in others and usual else [*_FIRST, *others]
+
+
+def _is_usual(preset: str, values: Mapping[str, Any]) -> bool:
+    """Whether learning rate and decay are those of the preset."""
+    usual = PRESETS[preset]()
+    return all(getattr(usual, name) == values.get(name, getattr(usual, name)) for name in _FIRST)
 
 
 def _order(preset: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -336,16 +341,16 @@ def accuracy(c: Configuration) -> Statistic:
     return found
 
 
-def lowest_loss(c: Configuration) -> Statistic | None:
-    """The lowest test loss over seeds; None if a run has none."""
-    losses = [result.lowest_test_loss for result in c.results]
-    return None if None in losses else statistic([loss for loss in losses if loss is not None])
+def has_loss(c: Configuration) -> bool:
+    """Whether all runs have a test loss, which those of earlier versions have not."""
+    return all(result.lowest_test_loss is not None for result in c.results)
 
 
-def _mean_loss(c: Configuration) -> float:
-    found = lowest_loss(c)
+def lowest_loss(c: Configuration) -> Statistic:
+    """The lowest test loss over seeds."""
+    found = statistic([result.lowest_test_loss for result in c.results if result.lowest_test_loss is not None])
     assert found is not None
-    return found.mean
+    return found
 
 
 def parameters(result: Result) -> float:

@@ -15,6 +15,7 @@ from .pays import (
     Summary,
     accuracy,
     factor,
+    has_loss,
     lowest_loss,
     parameters,
     seconds,
@@ -38,7 +39,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 def losses_table(comparison: Comparison) -> Table | None:
     """For each setting and growing strategy: the test loss, and that of the best static network; None without any."""
     settings = [setting for setting in comparison.settings if setting.lowest_static is not None]
-    pairs = [(setting, c) for setting in settings for c in setting.grown if lowest_loss(c) is not None]
+    pairs = [(setting, c) for setting in settings for c in setting.grown if has_loss(c)]
     if not pairs:
         return None
     names = _names(settings)
@@ -63,10 +64,9 @@ def _losses(setting: Setting, c: Configuration) -> list[Cell]:
     best, smallest, shape = setting.lowest_static, setting.smallest_as_good, setting.shape_of(c)
     assert best is not None and smallest is not None
     found, of_best = lowest_loss(c), lowest_loss(best)
-    assert found is not None and of_best is not None
     last = _statistic(c, lambda result: result.test_loss or 0.0).mean
     error = standard_error(of_best)
-    of_shape = None if shape is None else lowest_loss(shape)
+    of_shape = lowest_loss(shape) if shape is not None and has_loss(shape) else None
     size = _ratio(c, smallest, parameters)
     time = None if shape is None else _ratio(c, shape, lambda result: result.train_seconds / max(1, result.steps))
     return [

@@ -1,18 +1,19 @@
-"""Accuracy against parameters: the curve of static networks, and grown networks as points."""
+"""Accuracy, or test loss, against parameters: the curve of static networks, and grown networks as points."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import altair as alt
 
 from ...experiments.settings import SHAPED
 from ..names import display_name, grown_by, is_shape
 from ..numbers import plus_minus, rounded, signed
-from ..pays import Comparison, Curve, Setting, accuracy, parameters, standard_error
+from ..pays import Comparison, Curve, Setting, accuracy, has_loss, lowest_loss, parameters, standard_error
 from ..sections import Configuration, missing_note
-from ..statistics import statistic
+from ..statistics import Statistic, statistic
 from .figure import Figure, Row
 from .style import STROKE, Legend, Palette, layered, small_title, tooltip
 
@@ -26,20 +27,46 @@ _STATIC = display_name(SHAPED)
 _PREFERRED = ("mnist", "digits")
 
 
+@dataclass(frozen=True)
+class _Measure:
+    """What is drawn against parameters."""
+
+    name: str
+    title: str
+    unit: str
+    of: Callable[[Configuration], Statistic]
+    place: Callable[[float], float | None]
+    """The place of a value on the axis."""
+    axis: Callable[[Sequence[Row], str | None], alt.Y]
+    form: str
+    better: str
+    """Where on the figure networks are better than the line."""
+    alike: bool
+    """Whether all settings of a preset have the same axis."""
+
+
 def against_static(comparison: Comparison, palette: Palette) -> list[Figure]:
-    """The usual setting of two presets, and all settings."""
+    """The usual setting of two presets, and all settings; of test losses, all settings."""
     settings = [setting for setting in comparison.settings if setting.static and setting.compared]
     chosen = _in_short(settings)
+    measure = _Measure(
+        "accuracy", comparison.accuracy, ", %", accuracy, _errors, _accuracy_axis, ".2f", "above", alike=True
+    )
     name, title = f"{comparison.name}-accuracy", f"{comparison.accuracy.capitalize()} against parameters"
     figures = []
     if len(settings) > len(chosen) > 0:
         note = missing_note([c for setting in chosen for c in setting.section.configurations])
-        figures.append(
-            _figure(f"{name}-in-short", title, note, comparison, chosen, palette, columns=2, size=(330, 260))
-        )
+        figures.append(_figure(f"{name}-in-short", title, note, measure, chosen, palette, columns=2, size=(330, 260)))
     if settings:
         title, note = f"{title} in every setting", missing_note(comparison.configurations)
-        figures.append(_figure(name, title, note, comparison, settings, palette, columns=3, size=(235, 190)))
+        figures.append(_figure(name, title, note, measure, settings, palette, columns=3, size=(235, 190)))
+    with_losses = [setting for setting in settings if all(map(has_loss, (*setting.static, *setting.compared)))]
+    if with_losses:
+        measure = _Measure(
+            "loss", "lowest test loss", "", lowest_loss, rounded, _loss_axis, ".4f", "below", alike=False
+        )
+        name, title = f"{comparison.name}-loss", "Lowest test loss against parameters"
+        figures.append(_figure(name, title, note, measure, with_losses, palette, columns=4, size=(190, 150)))
     return figures
 
 
@@ -54,7 +81,7 @@ def _figure(
     name: str,
     title: str,
     note: str,
-    comparison: Comparison,
+    measure: _Measure,
     settings: Sequence[Setting],
     palette: Palette,
     columns: int,
@@ -64,22 +91,23 @@ def _figure(
     data: dict[str, list[Row]] = {}
     charts = []
     for index, setting in enumerate(settings):
-        curve = setting.curve(parameters)
+        curve = setting.curve(parameters, measure.of)
         assert curve is not None
-        data[f"curve {index}"] = _curve(curve)
-        data[f"networks {index}"] = [_network(setting, c) for c in (*setting.static, *setting.compared)]
+        data[f"curve {index}"] = _curve(curve, measure)
+        data[f"networks {index}"] = [_network(setting, c, measure) for c in (*setting.static, *setting.compared)]
     for index, setting in enumerate(settings):
-        alike = [row for i, other in enumerate(settings) if other.preset == setting.preset
+        alike = [row for i, other in enumerate(settings)
+                 if other is setting or (measure.alike and other.preset == setting.preset)
                  for row in (*data[f"curve {i}"], *data[f"networks {i}"])]  # fmt: skip
         first_column, last_row = index % columns == 0, index + columns >= len(settings)
         x = _parameters_axis(alike, "parameters" if last_row else None)
-        y = _accuracy_axis(alike, f"{comparison.accuracy}, %" if first_column else None)
-        chart = layered(*_layers(index, legend, x, y, with_legend=index == 0), width=size[0], height=size[1])
+        y = measure.axis(alike, f"{measure.title}{measure.unit}" if first_column else None)
+        chart = layered(*_layers(index, measure, legend, x, y, with_legend=index == 0), width=size[0], height=size[1])
         charts.append(chart.properties(title=small_title(setting.title)))
     return Figure(
         name,
         title,
-        _caption(comparison, settings),
+        _caption(measure, settings),
         note,
         alt.concat(*charts, columns=columns, bounds="flush", spacing={"row": 62, "column": 50}),
         _styled(data, legend),
@@ -87,7 +115,7 @@ def _figure(
     )
 
 
-def _caption(comparison: Comparison, settings: Sequence[Setting]) -> str:
+def _caption(measure: _Measure, settings: Sequence[Setting]) -> str:
     shapes = sorted({c.name for setting in settings for c in setting.compared if is_shape(c.strategy)})
     several = any(setting.section.several_seeds for setting in settings)
     bars = (
@@ -97,13 +125,14 @@ def _caption(comparison: Comparison, settings: Sequence[Setting]) -> str:
         else ""
     )
     hollow = f" Hollow, with dashed bars: {', '.join(shapes)}." if shapes else ""
+    errors = ", the vertical one in errors" if measure.name == "accuracy" else ""
     return (
-        f"The line is the {comparison.accuracy} of static networks; points above it are grown networks that are better "
-        f"than static ones of their size.{bars}{hollow} Both axes are logarithmic, the vertical one in errors."
+        f"The line is the {measure.title} of static networks; points {measure.better} it are grown networks that are "
+        f"better than static ones of their size.{bars}{hollow} Both axes are logarithmic{errors}."
     )
 
 
-def _layers(index: int, legend: Legend, x: alt.X, y: alt.Y, with_legend: bool) -> list[alt.Chart]:
+def _layers(index: int, measure: _Measure, legend: Legend, x: alt.X, y: alt.Y, with_legend: bool) -> list[alt.Chart]:
     curve, networks = legend.rows(f"curve {index}"), legend.rows(f"networks {index}")
     low, high = alt.Y("low:Q", scale=y["scale"], axis=y["axis"], title=y["title"]), alt.Y2("high:Q")
     grey = legend.colors[_STATIC]
@@ -115,8 +144,9 @@ def _layers(index: int, legend: Legend, x: alt.X, y: alt.Y, with_legend: bool) -
     shapes = alt.FieldOneOfPredicate(field="strategy", oneOf=[name for name in legend.names if grown_by(name) != name])
     dashed = alt.condition(shapes, alt.value([2, 2]), alt.value([1, 0]))
     numbers = tooltip(
-        "strategy:N", "widths:N", "seeds:Q", alt.Tooltip("accuracy:N", title="accuracy, %"),
-        alt.Tooltip("parameters:Q", format=",.0f"), alt.Tooltip("difference:N", title="minus static, points"),
+        "strategy:N", "widths:N", "seeds:Q", alt.Tooltip(f"{measure.name}:N", title=f"{measure.title}{measure.unit}"),
+        alt.Tooltip("parameters:Q", format=",.0f"),
+        *([alt.Tooltip("difference:N", title="minus static, points")] if measure.name == "accuracy" else []),
     )  # fmt: skip
     points = networks.mark_point(opacity=1, strokeWidth=1.5, clip=True).encode(
         x=x, y=y, shape=_shape(legend), size=alt.Size("area:Q", scale=None), tooltip=numbers
@@ -158,8 +188,8 @@ def _styled(data: dict[str, list[Row]], legend: Legend) -> dict[str, list[Row]]:
     }
 
 
-def _curve(curve: Curve) -> list[Row]:
-    """The curve and its band, with enough points for the axis of errors."""
+def _curve(curve: Curve, measure: _Measure) -> list[Row]:
+    """The curve and its band, with enough points for a logarithmic axis."""
     places = [curve.points[0].position]
     for before, after in zip(curve.points, curve.points[1:], strict=False):
         width = after.position - before.position
@@ -167,34 +197,36 @@ def _curve(curve: Curve) -> list[Row]:
     rows = []
     for place in places:
         mean, error = curve.mean(place), curve.error(place) or 0.0
-        rows.append({"strategy": _STATIC, "parameters": rounded(math.exp(place)), **_errors(mean, error)})
+        rows.append({"strategy": _STATIC, "parameters": rounded(math.exp(place)), **_places(measure, mean, error)})
     return rows
 
 
-def _network(setting: Setting, c: Configuration) -> Row:
-    found, static = accuracy(c), c.strategy == SHAPED
+def _network(setting: Setting, c: Configuration, measure: _Measure) -> Row:
+    found, static = measure.of(c), c.strategy == SHAPED
     place = statistic([math.log(result.parameters) for result in c.results])
     assert place is not None
     sizes = [result.parameters for result in c.results]
-    difference = None if static else setting.difference(c, parameters)
+    difference = None if static or measure.name != "accuracy" else setting.difference(c, parameters)
     error = standard_error(found)
     return {
         "strategy": c.name, "parameters": rounded(math.exp(place.mean)), "least": min(sizes), "most": max(sizes),
-        **(_errors(found.mean, error or 0.0)),
+        **_places(measure, found.mean, error or 0.0),
         **({"low": None, "high": None} if static or error is None else {}),
-        "accuracy": plus_minus(found, ".2f"), "seeds": found.n, "area": 22 if static else 70,
+        measure.name: plus_minus(found, measure.form), "seeds": found.n, "area": 22 if static else 70,
         "widths": ", ".join(dict.fromkeys("-".join(map(str, result.widths.values())) for result in c.results)),
         "difference": signed(difference.mean, difference.error) if difference else "",
     }  # fmt: skip
 
 
-def _errors(mean: float, error: float) -> Row:
-    """Percentages of samples that are not classified correctly; low and high are those of accuracies."""
+def _places(measure: _Measure, mean: float, error: float) -> Row:
+    """The places of a mean and of the ends of its bar; a loss is not drawn below a hundredth of itself."""
+    low = max(mean - error, 0.01 * mean) if measure.name == "loss" else mean - error
+    return {"value": measure.place(mean), "low": measure.place(low), "high": measure.place(mean + error)}
 
-    def of(value: float) -> float | None:
-        return rounded(max(_LEAST_ERROR, 100 - value))
 
-    return {"errors": of(mean), "low": of(mean - error), "high": of(mean + error)}
+def _errors(percent: float) -> float | None:
+    """The percentage of samples that are not classified correctly."""
+    return rounded(max(_LEAST_ERROR, 100 - percent))
 
 
 def _parameters_axis(rows: Sequence[Row], title: str | None) -> alt.X:
@@ -218,12 +250,36 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 def _accuracy_axis(rows: Sequence[Row], title: str | None) -> alt.Y:
     """An axis of accuracies at equal distances for equal ratios of errors."""
-    domain = _padded([row[name] for row in rows for name in ("errors", "low", "high") if row.get(name)], 0.05)
+    domain = _domain(rows)
     top = domain[0] * (domain[1] / domain[0]) ** 0.04  # a label at the very top would move the title of the chart
     axis = alt.Axis(values=_error_ticks(top, domain[1]), labelExpr="format(100 - datum.value, '.4~r')")
     return alt.Y(
-        "errors:Q", title=title, axis=axis, scale=alt.Scale(type="log", domain=domain, nice=False, reverse=True)
+        "value:Q", title=title, axis=axis, scale=alt.Scale(type="log", domain=domain, nice=False, reverse=True)
     )
+
+
+def _loss_axis(rows: Sequence[Row], title: str | None) -> alt.Y:
+    domain = _domain(rows)
+    axis = alt.Axis(format="~g", values=_loss_ticks(*domain))
+    return alt.Y("value:Q", title=title, axis=axis, scale=alt.Scale(type="log", domain=domain, nice=False))
+
+
+def _loss_ticks(low: float, high: float) -> list[float]:
+    """A few round numbers between two others, however near they are.
+
+    Example:
+        >>> _loss_ticks(0.04, 0.9), _loss_ticks(0.101, 0.118)
+        ([0.1, 0.3], [0.105, 0.11, 0.115])
+    """
+    if high > 6 * low:
+        return [round(number, 10) for number in round_numbers(low, high)]
+    steps = (number * 10.0**power for power in range(-6, 6) for number in (1, 2, 5))
+    step = next(step for step in steps if (high - low) / step <= 5)
+    return [round(number * step, 10) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _domain(rows: Sequence[Row]) -> list[float]:
+    return _padded([row[name] for row in rows for name in ("value", "low", "high") if row.get(name)], 0.05)
 
 
 def _error_ticks(low: float, high: float) -> list[float]:
