@@ -98,7 +98,9 @@ def test_tables_are_standardized_by_their_training_part_and_divided_by_the_seed(
     assert torch.equal(x, again.train[0]) and not torch.equal(x, other.train[0])
     assert len(y) == int(0.7 * count) and x.dtype == torch.float32
     torch.testing.assert_close(x.mean(0), torch.zeros(x.shape[1]), rtol=0, atol=1e-4)
-    assert float(x.std(0).max()) < 1.001
+    deviations = x.std(0)
+    assert float(deviations.max()) < 1.001
+    assert name == "digits" or float(deviations.min()) > 0.999  # pixels at the edge hardly vary
     assert one.real == (name not in ("cancer", "wine", "digits"))
     if one.real:
         assert y.shape == (len(x), 1) and abs(float(y.std()) - 1) < 1e-4

@@ -470,13 +470,23 @@ def test_a_network_grows_if_it_cannot_express_a_third_of_what_there_is_to_learn(
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "after"), [("conv", 4, 20), ("conv", 8, 8), ("dense", 4, 4)], ids=["few channels", "more", "dense"]
+    ("kind", "size", "ratio", "after"),
+    [
+        ("conv", 2, 0.1, 2),
+        ("conv", 2, 0.25, 18),
+        ("conv", 4, 0.3, 7),
+        ("conv", 8, 1.3, 8),
+        ("conv", 8, 2.0, 16),
+        ("conv", 12, 2.6, 12),
+        ("conv", 16, 3.9, 16),
+        ("dense", 4, 2.0, 4),
+    ],
 )
 def test_few_channels_need_fewer_standard_errors(
-    kind: str, size: int, after: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, size: int, ratio: float, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two standard errors are enough for 4 channels of a convolution, but not for 8, nor for 4 neurons."""
-    monkeypatch.setattr(Window, "statistics", lambda *_: Statistics(2.0, 1.0, 1e9, 0.0))
+    """None are needed for 2 and 4 channels of a convolution, 4/3 for 8, 8/3 for 12; but 4 for 4 neurons."""
+    monkeypatch.setattr(Window, "statistics", lambda *_: Statistics(ratio, 1.0, 1e9, 0.0))
     first, second = (nn.Linear(6, size), nn.Linear(size, 3))
     if kind == "conv":
         first, second = nn.Conv1d(1, size, 3), nn.Conv1d(size, 3, 3)  # type: ignore[assignment]
@@ -500,7 +510,9 @@ def asked(grower: ng.Grower) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("batch", "looks"), [(64, [10, 10, 20, 24, 24]), (1024, [5, 5, 5, 5, 5])], ids=["small batches", "large batches"]
+    ("batch", "looks"),
+    [(64, [10, 10, 20, 24, 24]), (256, [5, 5, 9, 16, 16]), (1024, [5, 5, 5, 5, 5])],
+    ids=["small batches", "larger batches", "large batches"],
 )
 def test_a_width_is_asked_when_training_has_gone_on_for_as_long_again(batch: int, looks: list[int]) -> None:
     grower = growing(0)

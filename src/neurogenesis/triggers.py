@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from . import metrics
-from .candidates.windows import Record, Window, after_step
+from .candidates.windows import Record, Statistics, Window, after_step
 from .defaults import FACTOR, GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
@@ -318,9 +318,7 @@ class Need(Trigger):
 
     with M the number of samples, is above a threshold, the largest of
 
-    - four standard errors of R in noise (see `neurogenesis.candidates.windows`): the window can tell it from noise. In
-      convolutions of fewer than 16 channels, which are hardly ever enough, their number is smaller in proportion, but
-      at least one;
+    - four standard errors of R in noise (see `neurogenesis.candidates.windows`): the window can tell it from noise;
     - the smaller one of two measures of strength, because new neurons have weights in their fan-in, too, which fit
       noise as well, and the present ones may be about to learn the same. The first is 225 / d, with d the number of
       directions over which the noise is spread: R is 225 times as strong as the noise of the training set in one of
@@ -331,11 +329,15 @@ class Need(Trigger):
       express a third;
     - 1: it is as strong as the noise of the training set in all directions.
 
+    Convolutions of fewer than 16 channels are hardly ever enough, but their gradients are mostly noise. So the fewer
+    there are, the less has to be shown: for :math:`s = \text{channels} / 16`, the threshold is the larger one of s and
+    :math:`4 (4s - 1) / 3` standard errors, which are none for 4 channels.
+
     If R is p percent above the threshold, the layer grows by p percent of its size, or of 16 neurons if it has fewer:
     at least by a sixteenth of that and at most by all of it. Layers are asked after 10, 20, 40, 80, ... gradient steps,
     so that new neurons have as much time to learn as there was before them, and size cannot outrun training. A window
     has the last 48 steps before, or 10 at first, of which as many are looked at, evenly spaced, as are needed for 4,096
-    items of batches, for as many as there are samples, or for 64 for each step since the start: 5 to 24.
+    items of batches, for as many as there are samples, or for 64 for each step so far, whichever is least: 5 to 24.
 
     Args:
         window: number of gradient steps in a window.
@@ -368,10 +370,7 @@ class Need(Trigger):
         if found is None:
             looks, interval = self._planned(layer, window)
             return Decision(0, *latest, wait=interval if window.steps < looks else 1)
-        small = min(1.0, layer.size / _SMALL_SIZE)
-        strength = _STRENGTH * min(small, _EARLY_STEPS / layer.step) / found.directions
-        errors = (max(1.0, _ERRORS * small) if layer.convolutional else _ERRORS) * found.error
-        threshold = max(errors, min(strength, max(_PART_OF_MOST * layer.memory["most"], (1 + small) * errors)), 1.0)
+        threshold = self._threshold(layer, found)
         layer.memory["latest"] = found.ratio, threshold
         del layer.memory["window"]
         looks, interval = layer.memory["looks"] = self._looks(layer, window, layer.step)
@@ -380,6 +379,15 @@ class Need(Trigger):
             return Decision(0, found.ratio, threshold, wait)
         part = min(max(found.ratio / threshold - 1, _LEAST_PART), 1.0)
         return Decision(_floor(part * max(layer.size, _SMALL_SIZE)), found.ratio, threshold, wait)
+
+    @staticmethod
+    def _threshold(layer: Layer, found: Statistics) -> float:
+        small, errors = min(1.0, layer.size / _SMALL_SIZE), _ERRORS * found.error
+        if layer.convolutional and small < 1:
+            return max((4 * small - 1) / 3 * errors, small)
+        most: float = layer.memory["most"]
+        strength = _STRENGTH * min(small, _EARLY_STEPS / layer.step) / found.directions
+        return max(errors, min(strength, max(_PART_OF_MOST * most, (1 + small) * errors)), 1.0)
 
     def prepare(self, layers: Sequence[Layer]) -> None:
         """Go on with the windows of all layers, and see what those show that have ended.

@@ -68,7 +68,8 @@ MAX_ROWS = 1024  # of a step, if this is more than enough
 NEW_ROWS = 4  # a fit of several steps is repeated when one of so many rows is new
 LEAST_SHARE = 0.01  # of the variance of a candidate that present inputs must leave unexplained
 LEAST_FOLDS = 4  # with samples
-MAX_PADDING, SMALL = 2, 2**20  # rows with those that make folds equal, relative to all, unless they are few numbers
+MAX_PADDING = 2  # rows of folds that are padded to the same length, relative to all rows
+SMALL = 2**20  # numbers, up to which more padding does not matter
 
 
 class Pass(NamedTuple):
@@ -460,7 +461,7 @@ def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tens
     padded = FOLDS * max(sizes)
     if dims == 1 and (padded <= MAX_PADDING * len(order) or padded * (inputs.shape[-1] + D.shape[-1]) <= SMALL):
         x, y = (each.reshape(-1, each.shape[-1]) for each in (inputs, D))
-        return _products_of_folds(x, y, order, counts), counts.double()
+        return _products_of_folds(x, y, order, counts, max(sizes)), counts.double()
     x, y = (each.reshape(-1, *each.shape[-dims:]).index_select(0, order) for each in (inputs, D))
     parts = zip(x.split(sizes), y.split(sizes), strict=True)  # type: ignore[no-untyped-call]
     gradients = [fan_out_gradient(consumer, *each) if len(each[0]) else None for each in parts]
@@ -468,7 +469,7 @@ def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tens
     return torch.stack([nothing if each is None else each for each in gradients]), counts.double() * rest
 
 
-def _products_of_folds(x: Tensor, y: Tensor, order: Tensor, counts: Tensor) -> Tensor:
+def _products_of_folds(x: Tensor, y: Tensor, order: Tensor, counts: Tensor, most: int) -> Tensor:
     """The product of x and y in each fold, by one operation on folds that are padded to the same number of rows.
 
     Args:
@@ -476,12 +477,13 @@ def _products_of_folds(x: Tensor, y: Tensor, order: Tensor, counts: Tensor) -> T
         y: rows x outputs.
         order: the rows, fold by fold.
         counts: the number of rows in each fold.
+        most: the largest of these.
     """
-    places = torch.arange(int(counts.max()), device=order.device)
+    places = torch.arange(most, device=order.device)
     present = places < counts[:, None]
     rows = order[((counts.cumsum(0) - counts)[:, None] + places).clamp_max(len(order) - 1)].flatten()
     x, y = (each.index_select(0, rows).reshape(*present.shape, -1) for each in (x, y))
-    return (x * present[..., None]).mT @ y
+    return x.masked_fill_(~present[..., None], 0).mT @ y
 
 
 def row_samples(samples: Tensor | None, leading: Sequence[int], device: torch.device) -> Tensor:

@@ -49,6 +49,7 @@ def estimate(runs: Mapping[str, Settings], out: Path, threads: int, device: str)
         if times is None:
             settings = with_shape(runs[name], out / name)
             times = [_seconds(extreme, timed, threads, device) for extreme in _extremes(settings)]
+            times.append(_least_part(settings) * min(times))
         estimates[name] = min(times) + startup, max(times) + startup
     return estimates
 
@@ -100,6 +101,11 @@ def _seconds(settings: Settings, timed: dict[Settings, float], threads: int, dev
                 done += 1
             timed[key] = (time.perf_counter() - started) / done
     return timed[key] * steps
+
+
+def _least_part(settings: Settings) -> float:
+    """The part of the steps after which training may end, where there is no reason to go on."""
+    return 1.0 if settings.patience is None else 0.15
 
 
 def _format_range(least: float, most: float) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
-from .errors import UsageError
+from .errors import UsageError, unknown_name
 from .settings import PRESET, Convolutional, Dense, Settings
 from .shapes import SHAPES
 
@@ -85,6 +85,8 @@ class Tabular(Dense):
     maximum: int = 1024
 
     def __post_init__(self) -> None:
+        if self.data_set not in SHAPES:
+            raise unknown_name("table", self.table, get_args(Table))
         if self.epochs is None and self.batch > 0:
             object.__setattr__(self, "epochs", self.usual_epochs)
         super().__post_init__()

@@ -47,20 +47,27 @@ class Lines(NoDisplay):
     """Prints a line per epoch, but at most about one per second; for logs and pipes."""
 
     def __init__(self) -> None:
-        self._epochs = 0
         self._printed = 0.0
+        self._pending: Epoch | None = None  # the latest one, if it is not printed yet
 
     def on_start(self, settings: Settings, steps: int, done: int) -> None:
-        self._epochs = settings.epochs
         resumed = f", resumed after step {done}" if done else ""
         echo(f"{settings.name} {settings.label}: {settings.epochs} epochs, {steps} steps{resumed}")
         echo("epoch  training loss  accuracy  parameters  widths")
 
     def on_epoch(self, epoch: Epoch) -> None:
-        if epoch.epoch in (1, self._epochs) or time.monotonic() - self._printed > 1:
-            self._printed = time.monotonic()
-            numbers = f"{epoch.epoch:5}  {epoch.loss:13.4f}  {epoch.accuracy:8.2%}  {epoch.parameters:10}"
-            echo(f"{numbers}  {format_sizes(epoch.widths)}")
+        self._pending = epoch
+        if self._printed == 0.0 or time.monotonic() - self._printed > 1:
+            self._print(epoch)
+
+    def close(self) -> None:
+        if self._pending is not None:
+            self._print(self._pending)
+
+    def _print(self, epoch: Epoch) -> None:
+        self._printed, self._pending = time.monotonic(), None
+        numbers = f"{epoch.epoch:5}  {epoch.loss:13.4f}  {epoch.accuracy:8.2%}  {epoch.parameters:10}"
+        echo(f"{numbers}  {format_sizes(epoch.widths)}")
 
 
 class Bar(NoDisplay):

@@ -84,14 +84,14 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """A pass through the training data, and the test after it."""
+    """A pass through the training data, or several of a small one, and the test after it."""
 
     epoch: int
     """Counted from 1."""
     step: int
     """Gradient steps so far."""
     loss: float | None
-    """Mean over the epoch's training samples."""
+    """Mean over the training samples since the latest test."""
     accuracy: float | None
     """Fraction of test (or held-out) samples classified correctly; of real targets, of the variance explained."""
     test_loss: float | None = None
@@ -162,7 +162,7 @@ class Environment:
 
 @dataclass(kw_only=True)
 class Totals:
-    """Sums over the steps of the current epoch."""
+    """Sums over the steps since the latest test."""
 
     loss: float = 0.0
     """Of each sample."""

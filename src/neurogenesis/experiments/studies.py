@@ -109,14 +109,14 @@ def _pays(
 
 def _tabular() -> Iterator[Choices]:
     """Need, its shapes from scratch and static networks on every table, with small batches and with full ones."""
-    for name, batch in product(get_args(Table), (32, FULL_BATCH)):
+    for name, batch in product(get_args(Table), (32, _FULL_BATCH)):
         common = {"table": (name,), "batch": (batch,)}
         yield {**common, "strategy": (NEED,)}
         yield {**common, "strategy": (SHAPED,), "shape_of": (NEED,)}
         yield {**common, "strategy": (SHAPED,), "shape": [str(size) for size in _TABULAR_SIZES]}
 
 
-FULL_BATCH = 2500  # more than the training part of a table
+_FULL_BATCH = 2500  # more than the training part of a table
 _TABULAR_SIZES = (4, 8, 16, 32, 64, 128, 256)
 _DIGITS_SIZES, _MNIST_SIZES = (4, 8, 16, 32, 64, 128), (16, 32, 64, 128, 256, 512)
 _DIGITS_RATES, _MNIST_RATES = (3.3e-3, 1e-2, 3e-2), (1e-3, 3e-3, 9e-3)

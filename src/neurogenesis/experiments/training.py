@@ -1,4 +1,4 @@
-"""The training loop: gradient steps with growth, a test after each epoch, and the record of both."""
+"""The training loop: gradient steps with growth, tests after an epoch or several, and the record of both."""
 
 from __future__ import annotations
 
@@ -182,7 +182,8 @@ def accuracy_and_loss(model: nn.Module, samples: tuple[Tensor, Tensor], batch: i
     model.train()
     loss = loss_of(outputs, y).item()
     if y.is_floating_point():
-        return 1 - loss / y.var(correction=0).item(), loss
+        variance = y.var(correction=0).item()
+        return 1 - loss / variance if variance else 0.0, loss
     return (outputs.argmax(1) == y).sum().item() / len(y), loss
 
 
@@ -237,6 +238,11 @@ def train(
     return _result(directory.epochs(), initial_widths, standard_widths, training.step)
 
 
+def _lowest(losses: Sequence[float | None]) -> float | None:
+    """The lowest loss; None if the first is missing, because the run began in an earlier version."""
+    return None if losses[0] is None else min(loss for loss in losses if loss is not None)
+
+
 def _is_over(losses: Sequence[float | None], steps: int, patience: float) -> bool:
     """Whether the lowest test loss was so long ago that there will hardly be a lower one.
 
@@ -246,8 +252,8 @@ def _is_over(losses: Sequence[float | None], steps: int, patience: float) -> boo
         >>> _is_over([2.0, 1.0, *[3.0] * 18], steps=2000, patience=2.5)
         True
     """
-    known = [loss for loss in losses if loss is not None]
-    return bool(known) and steps > _LEAST_STEPS + patience * steps * (known.index(min(known)) + 1) / len(known)
+    finite = [loss if loss is not None and math.isfinite(loss) else math.inf for loss in losses]
+    return bool(finite) and steps > _LEAST_STEPS + patience * steps * (finite.index(min(finite)) + 1) / len(finite)
 
 
 _LEAST_STEPS = 300
@@ -280,7 +286,7 @@ def _result(epochs: list[Epoch], initial_widths: Sizes, standard_widths: Sizes |
         accuracy=last.accuracy,
         loss=last.loss,
         test_loss=last.test_loss,
-        lowest_test_loss=min((epoch.test_loss for epoch in epochs if epoch.test_loss is not None), default=None),
+        lowest_test_loss=_lowest([epoch.test_loss for epoch in epochs]),
         parameters=last.parameters,
         widths=last.widths,
         initial_widths=initial_widths,

@@ -217,6 +217,7 @@ class Samples:
             return float(self.total)
         self._count()
         self._smallest = merged(*processes.gathered(self._smallest))  # so that each process saves those of all
+        self._enough = self._is_enough()
         items = sum(int(own) for own in processes.gathered(torch.tensor([self._items])))
         found = number_of(self._smallest)
         return found if items > _TWICE * found else 2 * found

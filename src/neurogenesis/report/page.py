@@ -118,8 +118,8 @@ def _part(part: Part, figures: Sequence[Figure], palette: Palette, several: bool
     if isinstance(part, Section):
         shown = _section(part, figures, palette)
     else:
-        *first, last = (_table(table, palette) for table in tables_of(part))
-        shown = [*first, *map(_figure, figures), last]
+        first, *others = (_table(table, palette) for table in tables_of(part))
+        shown = [first, *map(_figure, figures), *others]
     return f'<section id="{escape(part.name)}">{title}{_missing_runs(part)}{"".join(shown)}</section>'
 
 

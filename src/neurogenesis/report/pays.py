@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..experiments.errors import UsageError
 from ..experiments.presets import GROWTH_SETTINGS, NAMES, PRESETS, settings_from
 from ..experiments.record import RecordedSettings, Result
 from ..experiments.settings import SHAPED, SIZES
+from ..experiments.shapes import SHAPES
 from .names import is_shape, is_static, phrase, shape_of, strategy_name, strategy_rank
 from .runs import Run, Study
 from .sections import Configuration, Section, make_section
@@ -110,8 +112,8 @@ def difference(networks: Sequence[tuple[float, float]], curve: Curve) -> Differe
     with the standard deviation s of the n differences, and the error of the curve. Seeds are not paired: a grown and a
     static network of the same seed see samples in the same order, but have neither sizes nor initial weights in common,
     and with few seeds the deviation of paired differences would be known less well. If the order did matter, the error
-    would be too large, not too small. It says how much other seeds would change the difference; the test samples are
-    the same for all.
+    would be too large, not too small. It says how much other seeds would change the difference. The test
+    samples are the same for all, but for tables, which are divided by the seed.
 
     Example:
         >>> curve = Curve([Point(0.0, 90.0, 0.3), Point(1.0, 92.0, 0.4)])
@@ -171,6 +173,12 @@ class Setting:
         decay = {"none": "constant", None: ""}.get(self.values.get(NAMES.decay), self.values.get(NAMES.decay))
         others = [phrase(name, value) for name, value in self.values.items() if name != NAMES.decay]
         return ", ".join([self.preset, *others, *([str(decay)] if decay else [])])
+
+    @property
+    def real(self) -> bool:
+        """Whether targets are real numbers, so that what is called accuracy is the part of the variance explained."""
+        name = f"{self.preset}/{self.section.runs[0].settings.table}"
+        return name in SHAPES and SHAPES[name][2] == 1
 
     @property
     def usual(self) -> bool:
@@ -299,9 +307,17 @@ def make_comparison(study: Study, name: str) -> Comparison:
 def _between(settings: RecordedSettings) -> dict[str, Any]:
     """The settings by which runs are divided. Epochs count if they are not those that follow from the others."""
     values = {name: value for name, value in settings.items() if name not in _WITHIN}
-    if settings.preset in PRESETS and values.get(NAMES.epochs) == settings_from(dict(settings)).usual_epochs:
+    if NAMES.epochs in values and values[NAMES.epochs] == _usual_epochs(settings):
         del values[NAMES.epochs]
     return values
+
+
+def _usual_epochs(settings: RecordedSettings) -> int | None:
+    """The epochs that follow from other settings; None for records of other versions, which may have other settings."""
+    try:
+        return settings_from(dict(settings)).usual_epochs
+    except (KeyError, TypeError, ValueError, UsageError):
+        return None
 
 
 def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-from ..experiments.presets import NAMES
 from ..experiments.record import Result
 from .names import display_name, format_value, heading
 from .numbers import NONE, plus_minus, signed
@@ -23,7 +23,7 @@ from .pays import (
     summarize,
 )
 from .sections import Configuration
-from .statistics import Statistic
+from .statistics import Statistic, statistic
 from .tables import Cell, Table
 
 _OUTSIDE = " †"
@@ -64,17 +64,18 @@ def _losses(setting: Setting, c: Configuration) -> list[Cell]:
     best, smallest, shape = setting.lowest_static, setting.smallest_as_good, setting.shape_of(c)
     assert best is not None and smallest is not None
     found, of_best = lowest_loss(c), lowest_loss(best)
-    last = _statistic(c, lambda result: result.test_loss or 0.0).mean
+    ends = [result.test_loss for result in c.results]
+    last = None if None in ends else statistic([end for end in ends if end is not None])
     error = standard_error(of_best)
     of_shape = lowest_loss(shape) if shape is not None and has_loss(shape) else None
     size = _ratio(c, smallest, parameters)
-    time = None if shape is None else _ratio(c, shape, lambda result: result.train_seconds / max(1, result.steps))
+    time = None if shape is None else _ratio(c, shape, lambda result: seconds(result) / max(1, result.steps))
     return [
         Cell(f"{found.mean:.4f}", found.mean),
-        Cell(f"{last:.4f}", last),
+        Cell(NONE if last is None else f"{last.mean:.4f}", math.inf if last is None else last.mean),
         Cell(f"{of_best.mean:.4f}" + ("" if error is None else f" ± {error:.4f}"), of_best.mean),
-        *(Cell(str(each.values.get(NAMES.shape)), _statistic(each, parameters).mean) for each in (best, smallest)),
-        Cell(NONE if of_shape is None else f"{of_shape.mean:.4f}", 0.0 if of_shape is None else of_shape.mean),
+        *(Cell(str(each.runs[0].settings.shape), _statistic(each, parameters).mean) for each in (best, smallest)),
+        Cell(NONE if of_shape is None else f"{of_shape.mean:.4f}", math.inf if of_shape is None else of_shape.mean),
         Cell(_mean_widths(c), _statistic(c, parameters).mean),
         Cell(f"{size:.2f}", size),
         Cell(NONE if time is None else f"{time:.2f}", time or 0.0),
@@ -115,17 +116,18 @@ def settings_table(comparison: Comparison) -> Table:
         "training, without those that are both slower and less accurate than others;"
         f"{_OUTSIDE} marks networks beyond the ends of the curve, which are compared with its end. Sizes over "
         "seeds: the largest number of parameters as a multiple of the smallest. Widths: means over seeds, or the range "
-        "relative to the standard network. Static is the best static network of the setting."
+        "relative to the standard network. Static is the best static network of the setting. Of real targets, accuracy "
+        "is the part of the variance that is explained."
     )
     return Table("Every setting", caption, columns, rows)
 
 
 def summary_table(comparison: Comparison) -> Table:
-    """Each strategy over all settings, and over those of each preset."""
-    presets = comparison.presets
-    groups = [("all" if len(presets) > 1 else presets[0], comparison.settings)]
+    """Each strategy over all settings, and over those of each preset, without those of real targets."""
+    presets, classified = comparison.presets, [setting for setting in comparison.settings if not setting.real]
+    groups = [("all" if len(presets) > 1 else presets[0], classified)]
     if len(presets) > 1:
-        groups += [(name, [setting for setting in comparison.settings if setting.preset == name]) for name in presets]
+        groups += [(name, [setting for setting in classified if setting.preset == name]) for name in presets]
     columns = [
         "strategy", "preset", "settings", "minus static of the same parameters", "minus static of the same time",
         "settings below the curve", "largest gap to the best static", "sizes over seeds", "sizes over settings",

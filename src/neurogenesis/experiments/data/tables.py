@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import unknown_name
 from .fetching import import_optional
 from .samples import Data
 
@@ -15,14 +16,15 @@ SAMPLES = {"friedman1": 2500, "friedman2": 2500, "friedman3": 2500, "random": 90
 """The number of samples of tables that are generated."""
 NOISE = {"friedman1": 1.0, "friedman2": 125.0, "friedman3": 0.1}
 TRAINED_PART = 0.7
-LEAST_DEVIATION = 0.1  # inputs that hardly vary are not blown up
+LEAST_DEVIATION = 0.05  # of an input, relative to its range: those that hardly ever vary are not blown up
 
 
 def table(name: str, seed: int) -> Data:
     """A table by name, divided at random: 70 % for training.
 
-    Inputs, and targets that are real numbers, have mean 0 and standard deviation 1 in the training part. `random` has
-    targets without any relation to the inputs.
+    Inputs, and targets that are real numbers, have mean 0 and standard deviation 1 in the training part; inputs that
+    hardly ever vary, such as pixels at the edge of an image, have a smaller one. `random` has targets without any relation
+    to the inputs.
 
     Args:
         name: diabetes, cancer, wine, friedman1, friedman2, friedman3, digits or random.
@@ -33,18 +35,24 @@ def table(name: str, seed: int) -> Data:
         >>> data.train[0].shape, data.test[1].shape, data.real
         (torch.Size([630, 10]), torch.Size([270, 1]), True)
     """
+    if name not in TABLES:
+        raise unknown_name("table", name, TABLES)
     inputs, targets = (torch.as_tensor(part) for part in TABLES[name](seed))
+    targets = targets if targets.is_floating_point() else targets.long()
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
     train, test = order.tensor_split([int(TRAINED_PART * len(inputs))])
-    inputs = _standardized(inputs, train, LEAST_DEVIATION)
+    inputs = _standardized(inputs, train, LEAST_DEVIATION * (inputs.amax(0) - inputs.amin(0)))
     if targets.is_floating_point():
         targets = _standardized(targets[:, None], train)
     outputs = 1 if targets.is_floating_point() else int(targets.max()) + 1
     return Data((inputs[train], targets[train]), (inputs[test], targets[test]), classes=outputs)
 
 
-def _standardized(columns: Tensor, train: Tensor, least: float = 0.0) -> Tensor:
-    scaled: Tensor = (columns - columns[train].mean(0)) / columns[train].std(0).clamp_min(least)
+def _standardized(columns: Tensor, train: Tensor, least: Tensor | None = None) -> Tensor:
+    deviations = columns[train].std(0)
+    if least is not None:
+        deviations = deviations.maximum(least)
+    scaled: Tensor = (columns - columns[train].mean(0)) / deviations.where(deviations > 0, 1)
     return scaled.float()
 
 

@@ -78,6 +78,8 @@ class Space:
         changes = {name: point[name] for name in self.settings}
         if self.widths:
             changes[NAMES.shape] = "-".join(_size_text(point[name]) for name in self.widths)
+        if self.base.epochs == self.base.usual_epochs and NAMES.epochs not in changes:
+            changes[NAMES.epochs] = replace(self.base, **changes).usual_epochs  # which may depend on other settings
         return replace(self.base, **changes)
 
 

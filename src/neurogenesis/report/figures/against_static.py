@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,6 @@ class _Measure:
 
     name: str
     title: str
-    unit: str
     of: Callable[[Configuration], Statistic]
     place: Callable[[float], float | None]
     """The place of a value on the axis."""
@@ -41,17 +41,25 @@ class _Measure:
     form: str
     better: str
     """Where on the figure networks are better than the line."""
-    alike: bool
+    unit: str = ""
+    least: float = -math.inf
+    """The lowest end of a bar, relative to the mean."""
+    axes: str = "Both axes are logarithmic."
+    alike: bool = False
     """Whether all settings of a preset have the same axis."""
+    difference: bool = False
+    """Whether the difference from the line is told."""
 
 
 def against_static(comparison: Comparison, palette: Palette) -> list[Figure]:
     """The usual setting of two presets, and all settings; of test losses, all settings."""
-    settings = [setting for setting in comparison.settings if setting.static and setting.compared]
+    finished = [setting for setting in comparison.settings if setting.static and setting.compared]
+    settings = [setting for setting in finished if not setting.real]
     chosen = _in_short(settings)
     measure = _Measure(
-        "accuracy", comparison.accuracy, ", %", accuracy, _errors, _accuracy_axis, ".2f", "above", alike=True
-    )
+        "accuracy", comparison.accuracy, accuracy, _errors, _accuracy_axis, ".2f", "above", unit=", %", alike=True,
+        axes="Both axes are logarithmic, the vertical one in errors.", difference=True,
+    )  # fmt: skip
     name, title = f"{comparison.name}-accuracy", f"{comparison.accuracy.capitalize()} against parameters"
     figures = []
     if len(settings) > len(chosen) > 0:
@@ -60,19 +68,20 @@ def against_static(comparison: Comparison, palette: Palette) -> list[Figure]:
     if settings:
         title, note = f"{title} in every setting", missing_note(comparison.configurations)
         figures.append(_figure(name, title, note, measure, settings, palette, columns=3, size=(235, 190)))
-    with_losses = [setting for setting in settings if all(map(has_loss, (*setting.static, *setting.compared)))]
+    with_losses = [setting for setting in finished if all(map(has_loss, (*setting.static, *setting.compared)))]
     if with_losses:
-        measure = _Measure(
-            "loss", "lowest test loss", "", lowest_loss, rounded, _loss_axis, ".4f", "below", alike=False
-        )
+        measure = _Measure("loss", "lowest test loss", lowest_loss, rounded, _loss_axis, ".4f", "below", least=0.01)
         name, title = f"{comparison.name}-loss", "Lowest test loss against parameters"
+        note = missing_note([c for setting in with_losses for c in setting.section.configurations])
         figures.append(_figure(name, title, note, measure, with_losses, palette, columns=4, size=(190, 150)))
     return figures
 
 
 def _in_short(settings: Sequence[Setting]) -> list[Setting]:
     """The settings of the smaller figure: with the preset's learning rate and decay, of MNIST and digits if present."""
-    usual = {setting.preset: setting for setting in reversed(settings) if setting.usual}
+    found = [setting for setting in settings if setting.usual]
+    counts = Counter(setting.preset for setting in found)
+    usual = {setting.preset: setting for setting in found if counts[setting.preset] == 1}
     presets = [*(name for name in _PREFERRED if name in usual), *(name for name in usual if name not in _PREFERRED)]
     return [usual[name] for name in presets[:_IN_SHORT]]
 
@@ -125,10 +134,9 @@ def _caption(measure: _Measure, settings: Sequence[Setting]) -> str:
         else ""
     )
     hollow = f" Hollow, with dashed bars: {', '.join(shapes)}." if shapes else ""
-    errors = ", the vertical one in errors" if measure.name == "accuracy" else ""
     return (
         f"The line is the {measure.title} of static networks; points {measure.better} it are grown networks that are "
-        f"better than static ones of their size.{bars}{hollow} Both axes are logarithmic{errors}."
+        f"better than static ones of their size.{bars}{hollow} {measure.axes}"
     )
 
 
@@ -146,7 +154,7 @@ def _layers(index: int, measure: _Measure, legend: Legend, x: alt.X, y: alt.Y, w
     numbers = tooltip(
         "strategy:N", "widths:N", "seeds:Q", alt.Tooltip(f"{measure.name}:N", title=f"{measure.title}{measure.unit}"),
         alt.Tooltip("parameters:Q", format=",.0f"),
-        *([alt.Tooltip("difference:N", title="minus static, points")] if measure.name == "accuracy" else []),
+        *([alt.Tooltip("difference:N", title="minus static, points")] if measure.difference else []),
     )  # fmt: skip
     points = networks.mark_point(opacity=1, strokeWidth=1.5, clip=True).encode(
         x=x, y=y, shape=_shape(legend), size=alt.Size("area:Q", scale=None), tooltip=numbers
@@ -206,7 +214,7 @@ def _network(setting: Setting, c: Configuration, measure: _Measure) -> Row:
     place = statistic([math.log(result.parameters) for result in c.results])
     assert place is not None
     sizes = [result.parameters for result in c.results]
-    difference = None if static or measure.name != "accuracy" else setting.difference(c, parameters)
+    difference = setting.difference(c, parameters) if measure.difference and not static else None
     error = standard_error(found)
     return {
         "strategy": c.name, "parameters": rounded(math.exp(place.mean)), "least": min(sizes), "most": max(sizes),
@@ -219,8 +227,8 @@ def _network(setting: Setting, c: Configuration, measure: _Measure) -> Row:
 
 
 def _places(measure: _Measure, mean: float, error: float) -> Row:
-    """The places of a mean and of the ends of its bar; a loss is not drawn below a hundredth of itself."""
-    low = max(mean - error, 0.01 * mean) if measure.name == "loss" else mean - error
+    """The places of a mean and of the ends of its bar."""
+    low = max(mean - error, measure.least * mean)
     return {"value": measure.place(mean), "low": measure.place(low), "high": measure.place(mean + error)}
 
 

@@ -160,7 +160,7 @@ class _Clock:
 
     def __init__(self, section: Section) -> None:
         runs = [run for run in section.runs if run.result is not None and run.epochs]
-        self.unit = "step" if len({round(run.steps.count / len(run.epochs)) for run in runs}) == 1 else "epoch"
+        self.unit = "step" if len({round(run.steps.count / run.epochs[-1].epoch) for run in runs}) == 1 else "epoch"
         title = "gradient step" if self.unit == "step" else "epoch"
         self._x = alt.X(f"{self.unit}:Q", title=title, scale=alt.Scale(nice=False))
 
@@ -170,7 +170,7 @@ class _Clock:
 
     def time(self, run: Run, fraction: float) -> float:
         """The step or epoch at a fraction of a run."""
-        whole = run.steps.count if self.unit == "step" else max(1, len(run.epochs))
+        whole = run.steps.count if self.unit == "step" else run.epochs[-1].epoch if run.epochs else 1
         return round(fraction * whole, 2)
 
 
