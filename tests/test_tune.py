@@ -85,7 +85,7 @@ def test_trials_do_not_depend_on_the_test_split(six: Outcome, tmp_path: Path, mo
 
     def without_test_split(name: str, root: Path | None) -> Any:
         data = load(name, root)
-        return replace(data, test=(torch.full_like(data.test[0], torch.nan), torch.full_like(data.test[1], -1)))
+        return replace(data, test=(torch.full_like(data.test[0], torch.nan), torch.full_like(data.test[1], 9)))
 
     monkeypatch.setattr(building, "load", without_test_split)
     blind = search(tmp_path, 6)
