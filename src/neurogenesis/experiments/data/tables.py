@@ -23,8 +23,8 @@ def table(name: str, seed: int) -> Data:
     """A table by name, divided at random: 70 % for training.
 
     Inputs, and targets that are real numbers, have mean 0 and standard deviation 1 in the training part; inputs that
-    hardly ever vary, such as pixels at the edge of an image, have a smaller one. `random` has targets without any relation
-    to the inputs.
+    hardly ever vary, such as pixels at the edge of an image, have a smaller one. `random` has targets without any
+    relation to the inputs.
 
     Args:
         name: diabetes, cancer, wine, friedman1, friedman2, friedman3, digits or random.

@@ -64,9 +64,7 @@ def check_asha(space: Space, goal: Goal) -> None:
     if NAMES.epochs in space.settings:
         raise UsageError("--search epochs needs --sampler optuna: ASHA compares trials after the same number of epochs")
     if space.base.patience is not None:
-        raise UsageError(
-            f"{space.base.name} needs --sampler optuna: trainings end after different numbers of epochs"
-        )
+        raise UsageError(f"{space.base.name} needs --sampler optuna: trainings end after different numbers of epochs")
 
 
 def record_of(space: Space, goal: Goal, sampler: Sampler, budgets: Sequence[int]) -> SearchRecord:
