@@ -283,6 +283,15 @@ def test_epochs_that_follow_from_other_settings_are_no_setting_of_their_own(tmp_
     assert titles == ["tabular, lr 0.003, batch size 32, constant", "tabular, lr 0.003, batch size 2500, constant"]
 
 
+def test_a_record_with_settings_of_another_version_is_reported_all_the_same(tmp_path: Path) -> None:
+    runs = write(tmp_path)
+    for name in runs:
+        runs[name] |= {"preset": "tabular", "table": "iris"}
+        fake.write_json(tmp_path / name / "settings.json", runs[name])
+    (setting,) = comparison_of(tmp_path, runs).settings
+    assert setting.preset == "tabular" and len(setting.compared) == 3
+
+
 # --- reports --------------------------------------------------------------------------------------------------
 
 

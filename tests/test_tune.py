@@ -25,7 +25,7 @@ from neurogenesis.experiments.run import run
 from neurogenesis.experiments.tuning import against_growing
 from neurogenesis.experiments.tuning.choice import Goal
 from neurogenesis.experiments.tuning.space import Choices, Range, initial_parameters, make_space
-from neurogenesis.experiments.tuning.tune import Outcome, plan_search, tune
+from neurogenesis.experiments.tuning.tune import Outcome, check_asha, plan_search, tune
 from neurogenesis.report import read, write
 from neurogenesis.report.searches import make_searches
 from neurogenesis.report.searches_tables import approaches_table, budgets_table
@@ -358,3 +358,16 @@ def test_growing_is_compared_with_searches_of_several_budgets(tmp_path: Path) ->
     assert [trial.settings.shape for trial in alone.trials] == [
         run.settings.shape for run in searches.searches[0].trials
     ]
+
+
+def test_epochs_that_follow_from_a_searched_setting_follow_it() -> None:
+    space = make_space(PRESETS["tabular"](), ["batch=8,2500"])
+    assert [space.at({"batch": batch}).epochs * -(-309 // batch) for batch in (8, 2500)] == pytest.approx(
+        [3000] * 2, rel=0.01
+    )
+    assert make_space(PRESETS["tabular"](epochs=7), ["batch=8,2500"]).at({"batch": 8}).epochs == 7
+
+
+def test_trainings_that_end_by_themselves_are_not_stopped_by_asha() -> None:
+    with pytest.raises(UsageError, match="tabular needs --sampler optuna"):
+        check_asha(make_space(PRESETS["tabular"](), ["batch=8,2500"]), Goal())

@@ -25,11 +25,6 @@ class Data:
     test: tuple[Tensor, Tensor]
     classes: int
 
-    @property
-    def real(self) -> bool:
-        """Whether targets are real numbers."""
-        return self.train[1].is_floating_point()
-
     def holding_out(self, fraction: float, seed: int) -> Data:
         """Replace the test samples by a random fraction of the training samples, which are then not trained on.
 

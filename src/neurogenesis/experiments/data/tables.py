@@ -32,8 +32,8 @@ def table(name: str, seed: int) -> Data:
 
     Example:
         >>> data = table("random", seed=1)
-        >>> data.train[0].shape, data.test[1].shape, data.real
-        (torch.Size([630, 10]), torch.Size([270, 1]), True)
+        >>> data.train[0].shape, data.test[1].shape, data.classes
+        (torch.Size([630, 10]), torch.Size([270, 1]), 1)
     """
     if name not in TABLES:
         raise unknown_name("table", name, TABLES)
