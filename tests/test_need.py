@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,12 @@ from neurogenesis.candidates.windows import (
     ENOUGH_ROWS,
     RIDGE,
     Pass,
-    Record,
     Statistics,
     Window,
-    after_step,
+    after_look,
     fan_out_gradient,
     fold_gradients,
+    recorded,
     row_samples,
     sampled_rows,
 )  # fmt: skip
@@ -215,15 +215,17 @@ CONSUMERS: dict[str, Callable[[], nn.Module]] = {
 
 
 def new_window(consumer: Any, records: int = 1) -> Window:
-    shape = torch.Size((4, 7)), consumer.weight.shape
-    none = torch.empty(0, dtype=torch.int64)
-    return Window((torch.zeros(3, 1, 7),), None, (Record(),) * records, (shape,) * records, none)
+    return Window.new([torch.zeros(3, 1, 7)], None, [(torch.Size((4, 7)), consumer.weight.shape)] * records)
+
+
+def after_step(window: Window, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]]) -> Window:
+    return recorded(after_look([window], [consumers], [passes]), [consumers])[0]
 
 
 def after(consumer: nn.Module, steps: list[list[Pass]]) -> Window:
     window = new_window(consumer)
     for passes in steps:
-        window = after_step([window], [[consumer]], [[passes]])[0]
+        window = after_step(window, [consumer], [passes])
     return window
 
 
@@ -312,6 +314,28 @@ def test_the_statistic_is_that_of_plain_loops(kind: str, steps: int, signal: flo
     assert found == pytest.approx(oracle(consumer, passes), rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", CONSUMERS)
+@pytest.mark.parametrize("sizes", [(24, 40), (16, 16), (5, 9)], ids=["different", "of one size", "few"])
+def test_steps_that_are_recorded_together_are_one_with_all_their_passes(kind: str, sizes: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    consumer = CONSUMERS[kind]()
+    steps = random_passes(consumer, 6, 0.5, sizes=sizes)
+    window = new_window(consumer)
+    with torch.no_grad():
+        for number, passes in enumerate(steps):
+            window = after_look([window], [[consumer]], [[passes]])[0]
+            assert window.looks == number + 1
+            if number % 3 == 2:
+                window = recorded([Window.from_state(window.state())], [[consumer]])[0]
+        found = statistics(window)
+    for passes in steps:
+        scale = torch.cat([own.D.flatten() for own in passes]).square().mean().sqrt()
+        passes[:] = [own._replace(D=own.D / scale) for own in passes]
+    together = [[own for passes in steps[:3] for own in passes], [own for passes in steps[3:] for own in passes]]
+    assert found == pytest.approx(oracle(consumer, together), rel=1e-3, abs=1e-5)
+    assert window.steps == window.records[0].steps == 6 and window.records[0].items == window.items == 6 * sum(sizes)
+
+
 @pytest.mark.parametrize("size", [64, TRAINING_SET])
 def test_without_signal_the_ratio_is_zero_on_average_and_hardly_ever_significant(size: int) -> None:
     """Also if each step has all samples of the training set, so that there is no noise between steps."""
@@ -350,7 +374,7 @@ def test_of_several_consumers_the_mean_counts() -> None:
     window = new_window(consumers[0], 2)
     with torch.no_grad():
         for passes in zip(*steps, strict=True):
-            window = after_step([window], [consumers], [passes])[0]
+            window = after_step(window, consumers, passes)
     both = statistics(window)
     alone = [statistics(after(consumer, own)) for consumer, own in zip(consumers, steps, strict=True)]
     assert both.ratio == pytest.approx(sum(each.ratio for each in alone) / 2)
@@ -364,8 +388,8 @@ def test_a_consumer_that_does_not_run_at_a_step_has_no_rows_then() -> None:
     with torch.no_grad():
         for number, passes in enumerate(steps):
             missing = number in (4, 9)
-            window = after_step([window], [[consumer] * 2], [[passes, [] if missing else passes]])[0]
-            without = without if missing else after_step([without], [[consumer]], [[passes]])[0]
+            window = after_step(window, [consumer] * 2, [passes, [] if missing else passes])
+            without = without if missing else after_step(without, [consumer], [passes])
     assert [record.steps for record in window.records] == [10, 8]
     assert torch.equal(window.records[1].sums, without.records[0].sums)  # type: ignore[arg-type]
 
@@ -621,8 +645,11 @@ class Joined(nn.Module):
         ("joined", "a", "b", False),
     ],
 )
-def test_a_window_outlives_the_growth_of_neighbours(kind: str, grown: str, watched: str, kept: bool) -> None:
+def test_a_window_outlives_the_growth_of_neighbours(
+    kind: str, grown: str, watched: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a rate of zero and equal batches, each step has the same gradient, for old fan-outs."""
+    monkeypatch.setattr("neurogenesis.candidates.windows.ENOUGH_ROWS", 2)  # so that no passes wait
     torch.manual_seed(0)
     model = {"dense": lambda: mlp(6, 3, 4, 3), "conv": small_vgg, "joined": Joined}[kind]()
     example = torch.randn(64, 2, 8, 8) if kind == "conv" else torch.randn(64, 6)
@@ -647,6 +674,32 @@ def test_a_window_outlives_the_growth_of_neighbours(kind: str, grown: str, watch
         old = earlier != 0
         torch.testing.assert_close(8 / 9 * last[old], earlier[old], rtol=1e-3, atol=1e-5)
         assert old.any() and last.shape == earlier.shape
+
+
+def test_passes_wait_until_there_are_enough_rows_for_a_fit_and_are_dropped_if_a_neighbour_grows() -> None:
+    model = mlp(6, 3, 4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    grower = ng.Grower(model, optimizer, ng.Strategy(Forced("2"), "random"))
+    found = []
+    for _ in range(9):
+        x = torch.randn(4, 6)
+        optimizer.zero_grad()
+        loss_of(model, x).backward()
+        optimizer.step()
+        grower.step()
+        x.zero_()  # those that wait are copies
+        window = Window.from_state(grower.layers[0].memory["window"])
+        found.append((window.steps, window.waiting.looks, window.items))
+        assert all(each.H.abs().sum() > 0 for own in window.waiting.passes for step in own for each in step)
+    # 18 rows are enough for 3 inputs. At the eighth step, the next layer grows.
+    assert found[:7] == [(0, 1, 4), (0, 2, 8), (0, 3, 12), (0, 4, 16), (5, 0, 20), (5, 1, 24), (5, 2, 28)]
+    assert found[7:] == [(5, 0, 20), (5, 1, 24)]
+
+
+def test_a_fit_of_more_rows_than_may_wait_goes_on_with_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "MOST_WAITING", 1)
+    trained = growing(400, batch=8)
+    assert sum(trained.widths.values()) > 8
 
 
 class Consumers(nn.Module):

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from . import metrics
-from .candidates.windows import Record, Statistics, Window, after_step
+from .candidates.windows import Statistics, Window, after_look, recorded
 from .defaults import FACTOR, GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
@@ -365,11 +365,9 @@ class Need(Trigger):
         if window is before:
             return Decision(0, *latest)  # no pass can be used
         layer.memory["window"] = window.state()
-        if window.steps == before.steps:
-            return Decision(0, *latest, wait=1)
         if found is None:
-            looks, interval = self._planned(layer, window)
-            return Decision(0, *latest, wait=interval if window.steps < looks else 1)
+            looks, interval = (1, 1) if window.behind else self._planned(layer, window)
+            return Decision(0, *latest, wait=interval if window.looks < looks else 1)
         threshold = self._threshold(layer, found)
         layer.memory["latest"] = found.ratio, threshold
         del layer.memory["window"]
@@ -428,7 +426,7 @@ class Need(Trigger):
         enough = float(min(_ENOUGH_ITEMS, _EARLY_ITEMS * end))  # what is learned first is strong
         if steps:  # in the first window, there is little to estimate the number of samples from
             enough = min(enough, layer.now.samples.number(layer.ranks))  # one that is seen twice says little more
-        wanted = math.ceil(enough * window.steps / window.items)
+        wanted = math.ceil(enough * window.looks / window.items)
         looks = min(max(wanted, _LEAST_LOOKS), _MOST_LOOKS, length)
         return looks, length // looks
 
@@ -440,7 +438,17 @@ class Need(Trigger):
         passes = [
             layer.passes_with(window.fan_ins, window.biases) for layer, window in zip(layers, before, strict=True)
         ]
-        return list(zip(before, after_step(before, consumers, passes, layers[0].ranks), strict=True))
+        ranks = layers[0].ranks
+        looked = after_look(before, consumers, passes, ranks)
+        due = []
+        for number, (layer, window) in enumerate(zip(layers, looked, strict=True)):
+            if not window.waiting.finite:
+                raise NotFinite(f"activations or gradients of {layer.name}")
+            if window.looks and window.due(consumers[number], window.looks >= self._planned(layer, window)[0]):
+                due.append(number)
+        found = recorded([looked[number] for number in due], [consumers[number] for number in due], ranks)
+        after = {**dict(enumerate(looked)), **dict(zip(due, found, strict=True))}
+        return [(old, after[number].kept(old)) for number, old in enumerate(before)]
 
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
         window, consumers = self._saved_window(layer), [seen.route.consumer for seen in layer.all_seen]
@@ -463,8 +471,7 @@ class Need(Trigger):
         count = min(self.candidates, max(8, layer.size // 16)) if layer.convolutional else self.candidates
         generator = torch.Generator().manual_seed(layer.now.seed)
         fan_ins = layer.random_fan_ins(count, generator)
-        biases, records = layer.random_biases(fan_ins[0], generator), (Record(),) * len(layer.all_seen)
-        return Window(tuple(fan_ins), biases, records, shapes, torch.empty(0, dtype=torch.int64))
+        return Window.new(fan_ins, layer.random_biases(fan_ins[0], generator), shapes)
 
     @staticmethod
     def _saved_window(layer: Layer) -> Window | None:
@@ -485,10 +492,7 @@ class Need(Trigger):
             if (rows.shape[1:], rows.dtype, rows.device) != (fan_in.shape[2:], fan_in.dtype, fan_in.device):
                 return False
         devices = [layer.tensor(seen.route.consumer).device for seen in layer.all_seen]
-        return all(
-            record.energy is None or record.energy.device == device
-            for record, device in zip(window.records, devices, strict=True)
-        )
+        return all(found == {own} for found, own in zip(window.devices, devices, strict=True) if found)
 
 
 _FIRST_WINDOW = 10  # steps, after which a layer with great need may grow

@@ -6,10 +6,10 @@ would get from candidate c, and H the inputs that it gets now,
 .. math:: r_c = h_c - \beta_c [1, H]
 
 where :math:`\beta_c` is the least-squares fit of :math:`h_c`: what the consumer can express with its bias and its
-present inputs does not count. The fit is that of the same step, or of the latest ones if a step has few samples, and
-candidates of which it leaves less than a hundredth of the variance are left out. With :math:`D_i` the gradient at the
-consumer's output, divided by its root mean square at the step, sample i contributes :math:`D_i \otimes r_{ci}` to the
-gradient of the fan-out of candidate c.
+present inputs does not count. The fit is that of the same step, or of several steps together if each has few samples,
+and candidates of which it leaves less than a hundredth of the variance are left out. With :math:`D_i` the gradient at
+the consumer's output, divided by its root mean square in the same steps, sample i contributes
+:math:`D_i \otimes r_{ci}` to the gradient of the fan-out of candidate c.
 
 Each sample belongs to one of K = 16 folds for the whole training, so that what is seen twice stays in its fold. With
 :math:`S_k` the sum over the :math:`n_k` rows of fold k in all steps of the window, all candidates together, each
@@ -68,6 +68,7 @@ MAX_ROWS = 1024  # of a step, if this is more than enough
 NEW_ROWS = 4  # a fit of several steps is repeated when one of so many rows is new
 LEAST_SHARE = 0.01  # of the variance of a candidate that present inputs must leave unexplained
 LEAST_FOLDS = 4  # with samples
+MOST_WAITING = 2**20  # numbers of passes that wait until there are enough rows: more would take much memory
 MAX_PADDING = 2  # rows of folds that are padded to the same length, relative to all rows
 SMALL = 2**20  # numbers, up to which more padding does not matter
 
@@ -87,6 +88,71 @@ class Pass(NamedTuple):
     def items(self) -> int:
         """The number of items of the batch."""
         return len(self.H) if self.samples is None else len(self.samples)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all entries are finite."""
+        sums = [each.sum(dtype=_wide(each)) for each in (self.H, self.h, self.D)]
+        return math.isfinite(float(sums[0] + sums[1] + sums[2]))
+
+    @property
+    def numbers(self) -> int:
+        return self.H.numel() + self.h.numel() + self.D.numel()
+
+    def rows(self, consumer: nn.Module) -> int:
+        """The number of samples and positions."""
+        return self.H.numel() // self.H.shape[_channel(consumer)]
+
+    def divided(self, scale: float) -> Pass:
+        """With the gradient divided by a number."""
+        return self._replace(D=self.D.to(_wide(self.D)) / scale)
+
+    def copied(self) -> Pass:
+        """The same in memory of its own, to which nothing else is written."""
+        return self._replace(H=self.H.clone(), h=self.h.clone(), D=self.D.clone())
+
+
+class Waiting(NamedTuple):
+    """Passes of steps that have been looked at, until there are enough rows for a fit.
+
+    Numbers are the same in all processes.
+
+    Args:
+        passes: of this process, for each consumer and each step that it has run at in all processes.
+        rows: number of rows at each consumer, of all processes.
+        items: number of items of batches, of all processes.
+        numbers: how many numbers the passes have, in the process that has most.
+        looks: number of steps.
+        finite: whether all numbers are finite, in all processes.
+    """
+
+    passes: tuple[tuple[tuple[Pass, ...], ...], ...]
+    rows: tuple[int, ...]
+    items: int = 0
+    numbers: int = 0
+    looks: int = 0
+    finite: bool = True
+
+    def after(
+        self, passes: Sequence[Sequence[Pass]], rows: Sequence[int], items: int, numbers: int, finite: bool
+    ) -> Waiting:
+        """With the passes of another step; of consumers without rows, those of this process do not count."""
+        return Waiting(
+            tuple((*old, tuple(own)) if n else old for old, own, n in zip(self.passes, passes, rows, strict=True)),
+            tuple(old + n for old, n in zip(self.rows, rows, strict=True)),
+            self.items + items, self.numbers + numbers, self.looks + 1, self.finite and finite,
+        )  # fmt: skip
+
+    def copied(self, before: Waiting) -> Waiting:
+        """With copies of the passes that are new."""
+        new = [(len(old), own) for old, own in zip(before.passes, self.passes, strict=True)]
+        return self._replace(
+            passes=tuple((*own[:n], *(tuple(each.copied() for each in step) for step in own[n:])) for n, own in new)
+        )
+
+    @staticmethod
+    def none(consumers: int) -> Waiting:
+        return Waiting(((),) * consumers, (0,) * consumers)
 
 
 @dataclass(frozen=True)
@@ -158,33 +224,39 @@ class Record:
     steps: int = 0
     items: int = 0
 
-    def after(self, consumer: nn.Module, passes: Sequence[Pass]) -> Sums[Record]:
-        """The record after a step: with a new fit, if there are enough rows for one, and then with its gradients.
+    def after(self, consumer: nn.Module, steps: Sequence[Sequence[Pass]]) -> Sums[Record]:
+        """The record after some steps: with a new fit, if there are enough rows for one, and then with their gradients.
 
         All sums are those over processes.
+
+        Args:
+            consumer: the consumer.
+            steps: the passes of each step in this process.
         """
+        passes: Sequence[Pass] = [each for own in steps for each in own]
         channel, device = _channel(consumer), passes[0].H.device
-        norms = [torch.linalg.vector_norm(each.D, dtype=_wide(each.D)) for each in passes]
-        counts = [
-            sum(map(int, each)) for each in zip(*((p.H.numel(), p.D.numel(), p.items) for p in passes), strict=True)
-        ]
-        local = torch.tensor(counts, dtype=torch.float64, device=device), _sum_of([n.square() for n in norms])
+        entries = [sum(each.D.numel() for each in own) for own in steps]
+        counts = [*entries, sum(each.rows(consumer) for each in passes), sum(each.items for each in passes)]
         totals, squares, present_sums, sums = yield [
-            *local, *(_sums(consumer, [getattr(each, name) for each in passes]) for name in ("H", "h"))
-        ]  # fmt: skip
-        rows, entries = int(totals[0]) // passes[0].H.shape[channel], int(totals[1])
+            torch.tensor(counts, dtype=torch.float64, device=device),
+            torch.stack([_sum_of([_square(each.D) for each in own]) for own in steps]),
+            *(_sums(consumer, [getattr(each, name) for each in passes]) for name in ("H", "h")),
+        ]
+        *entries, rows, items = map(int, totals.tolist())
+        # By the number of rows, not of entries: new outputs have no gradient at first.
+        outputs = passes[0].D.shape[channel]
+        scales = [(square * outputs / n) ** 0.5 or 1.0 for square, n in zip(squares.tolist(), entries, strict=True)]
+        passes = joined([each.divided(own) for step, own in zip(steps, scales, strict=True) for each in step])
         fitted = yield from self._fitted(consumer, passes, rows, torch.cat([present_sums, sums]) / rows)
         if fitted.coefficients is None:
             return fitted
-        # By the number of rows, not of entries: new outputs have no gradient at first.
-        scale = float(squares.sqrt()) / (entries / passes[0].D.shape[channel]) ** 0.5 or 1.0
         gradients, row_counts, energies, variances = [], [], [], []
         for each in passes:
             r = unexplained(consumer, each.H, each.h, fitted.coefficients)
-            part = each.D.numel() / entries
+            part = each.D.numel() / sum(entries)
             whole = _minus(consumer, each.h, sums / rows).to(r.dtype)
             both = torch.cat([r, whole.reshape(r.shape)], channel)
-            gradient, count = fold_gradients(consumer, both, each.D.to(r.dtype) / scale, each.samples)
+            gradient, count = fold_gradients(consumer, both, each.D.to(r.dtype), each.samples)
             gradients.append(gradient)
             row_counts.append(count)
             energies.append(_mean_squares(consumer, r) * part)
@@ -195,12 +267,12 @@ class Record:
             each if old is None else old + each for old, each in zip(known, new, strict=True)
         )
         return replace(
-            fitted, sums=sums, counts=counts_by_fold, energy=energy, variance=variance, steps=self.steps + 1,
-            items=self.items + int(totals[2]),
+            fitted, sums=sums, counts=counts_by_fold, energy=energy, variance=variance,
+            steps=self.steps + len(steps), items=self.items + items,
         )  # fmt: skip
 
     def _fitted(self, consumer: nn.Module, passes: Sequence[Pass], rows: int, means: Tensor) -> Sums[Record]:
-        """Fit the candidates to the consumer's inputs of this step, or of the latest steps if there are few rows.
+        """Fit the candidates to the consumer's inputs in these passes, and in earlier ones if there are few rows.
 
         Training changes the inputs, and what an old fit leaves of a candidate has parts of the present neurons, with
         their gradients. So earlier steps are forgotten as soon as later ones have enough rows.
@@ -285,7 +357,8 @@ class Window:
         records: what was recorded at each consumer.
         shapes: shapes of the first producer's and each consumer's weight.
         samples: the identities of the samples in this process, with repetitions; of very many, the smallest ones.
-        steps: number of steps with gradients.
+        waiting: passes that are not in the records yet.
+        steps: number of steps with gradients in the records.
     """
 
     fan_ins: tuple[Tensor, ...]
@@ -293,15 +366,24 @@ class Window:
     records: tuple[Record, ...]
     shapes: tuple[Shapes, ...]
     samples: Tensor
+    waiting: Waiting
     steps: int = 0
 
+    @staticmethod
+    def new(fan_ins: Sequence[Tensor], biases: Tensor | None, shapes: Sequence[Shapes]) -> Window:
+        """A window without any steps."""
+        records, none = (Record(),) * len(shapes), torch.empty(0, dtype=torch.int64)
+        return Window(tuple(fan_ins), biases, records, tuple(shapes), none, Waiting.none(len(shapes)))
+
     def state(self) -> dict[str, Any]:
+        passes = [[[tuple(each) for each in step] for step in own] for own in self.waiting.passes]
         return {
             "fan_ins": self.fan_ins,
             "biases": self.biases,
             "records": [_state(record) for record in self.records],
             "shapes": [[list(shape) for shape in shapes] for shapes in self.shapes],
             "samples": self.samples,
+            "waiting": {**self.waiting._asdict(), "passes": passes},
             "steps": self.steps,
         }
 
@@ -312,10 +394,19 @@ class Window:
             products = saved["products"]
             records.append(Record(**{**saved, "products": None if products is None else Products(**products)}))
         shapes = tuple((torch.Size(producer), torch.Size(consumer)) for producer, consumer in state["shapes"])
-        return Window(state["fan_ins"], state["biases"], tuple(records), shapes, state["samples"], state["steps"])
+        window = Window.new(state["fan_ins"], state["biases"], shapes)
+        waiting = window.waiting
+        if saved := state.get("waiting"):  # not in those of earlier versions
+            passes = tuple(tuple(tuple(Pass(*each) for each in step) for step in own) for own in saved["passes"])
+            waiting = Waiting(**{**saved, "passes": passes})
+        return replace(
+            window, records=tuple(records), samples=state["samples"], waiting=waiting, steps=state["steps"]
+        )  # fmt: skip
 
     def padded(self, producers: Sequence[Axis], consumers: Sequence[Axis], plans: Sequence[Plan]) -> Window:
         """The window after other widths have grown: nothing has come from new inputs, or gone to new outputs, so far.
+
+        Passes that wait are dropped, because they have other shapes.
 
         Args:
             producers: the first producer and the other ones.
@@ -336,25 +427,70 @@ class Window:
             records.append(replace(record, sums=sums))
             edits = [edit for plan in plans for edit in plan.edits]
             shapes.append((_shape_after(producer, producers[0], edits), _shape_after(consumer, axis, edits)))
-        return replace(self, fan_ins=tuple(fan_ins), records=tuple(records), shapes=tuple(shapes))
+        return replace(
+            self, fan_ins=tuple(fan_ins), records=tuple(records), shapes=tuple(shapes),
+            waiting=Waiting.none(len(records)),
+        )  # fmt: skip
 
-    def with_records(self, records: Sequence[Record | None], samples: Sequence[Tensor]) -> Window:
-        """The window after a step, with the records of the consumers that have run.
+    def kept(self, before: Window) -> Window:
+        """With copies of the passes that wait since `before`."""
+        same = self.waiting is before.waiting
+        return self if same else replace(self, waiting=self.waiting.copied(before.waiting))
 
-        If none has gradients of the step, because fits have too few rows yet, the step does not count.
+    def due(self, consumers: Sequence[nn.Module], last: bool) -> bool:
+        """Whether what waits is to be recorded: enough rows for a fit, or as many numbers as may wait.
+
+        Args:
+            consumers: the consumers.
+            last: after the last look, the least number of rows is enough.
         """
-        if not any(records):
-            return self
+        waiting = self.waiting
+        if waiting.numbers >= MOST_WAITING:
+            return True
+        per_input = LEAST_ROWS if last else ENOUGH_ROWS
+        return any(
+            (rows and last and record.coefficients is not None)
+            or (own and rows >= per_input * own[0][0].H.shape[_channel(consumer)])
+            for consumer, own, rows, record in zip(consumers, waiting.passes, waiting.rows, self.records, strict=True)
+        )
+
+    @property
+    def behind(self) -> bool:
+        """Whether steps have been lost, because more than may wait are needed for a fit."""
+        return any(record.products is not None and record.coefficients is None for record in self.records)
+
+    def with_records(self, records: Sequence[Record | None]) -> Window:
+        """The window with the passes that were waiting in the records of their consumers.
+
+        If none has gradients of them, because fits have too few rows yet, the steps do not count.
+        """
         counted = any(new is not None and new.steps > old.steps for old, new in zip(self.records, records, strict=True))
         latest = [old if new is None else new for old, new in zip(self.records, records, strict=True)]
+        passes = [each for own in self.waiting.passes for step in own for each in step]
+        samples = [each.samples for each in passes if each.samples is not None]
         known = torch.cat([self.samples.to(samples[0].device), *samples]) if counted and samples else self.samples
         known = merged(known) if len(known) > 8 * KEPT else known
-        return replace(self, records=tuple(latest), samples=known, steps=self.steps + counted)
+        steps = self.steps + counted * self.waiting.looks
+        return replace(
+            self, records=tuple(latest), samples=known, waiting=Waiting.none(len(latest)), steps=steps
+        )  # fmt: skip
+
+    @property
+    def devices(self) -> list[set[torch.device]]:
+        """The devices of what is known about each consumer."""
+        waiting = [[each.H for step in own for each in step] for own in self.waiting.passes]
+        recorded = [[] if record.energy is None else [record.energy] for record in self.records]
+        return [{each.device for each in (*a, *b)} for a, b in zip(waiting, recorded, strict=True)]
+
+    @property
+    def looks(self) -> int:
+        """The number of steps that have been looked at and count."""
+        return self.steps + self.waiting.looks
 
     @property
     def items(self) -> int:
-        """The number of items of batches, of all processes, in the steps of the window."""
-        return max(record.items for record in self.records)
+        """The number of items of batches, of all processes, in these steps."""
+        return max(record.items for record in self.records) + self.waiting.items
 
     def statistics(self, training_samples: float, ranks: Ranks = ALONE) -> Statistics | None:
         """What the window shows; None if there are too few samples to tell, and a ratio of 0 without any gradients.
@@ -391,15 +527,15 @@ def _spread(gram: Tensor, parts: Tensor) -> Tensor:
     return centred[between].var(correction=0) * (K / (K - 2)) ** 2
 
 
-def after_step(
+def after_look(
     windows: Sequence[Window],
     consumers: Sequence[Sequence[nn.Module]],
     passes: Sequence[Sequence[Sequence[Pass]]],
     ranks: Ranks = ALONE,
 ) -> list[Window]:
-    """Windows after a step, with new fits and the gradients of the step.
+    """Windows with the passes of a step, which wait to be recorded. Several processes communicate once.
 
-    Several processes communicate a few times, however many windows there are.
+    Without passes in all processes, the step does not count.
 
     Args:
         windows: the windows.
@@ -407,23 +543,52 @@ def after_step(
         passes: the passes of this process, for each window and consumer.
         ranks: the processes.
     """
-    run_in_all = iter(ranks.least([bool(own) for of_window in passes for own in of_window]))
+    own = []
+    for modules, of_window in zip(consumers, passes, strict=True):
+        every = [each for of_consumer in of_window for each in of_consumer]
+        own += [sum(each.rows(module) for each in found) for module, found in zip(modules, of_window, strict=True)]
+        own.append(max(sum(each.items for each in of_consumer) for of_consumer in of_window))
+        own += [-sum(each.numbers for each in every), all(each.finite for each in every)]
+    agreed = iter(ranks.least(own))
+    result = []
+    for window, of_window in zip(windows, passes, strict=True):
+        rows = [ranks.count * next(agreed) for _ in of_window]
+        items, numbers, finite = ranks.count * next(agreed), -next(agreed), bool(next(agreed))
+        waiting = window.waiting.after(of_window, rows, items, numbers, finite)
+        result.append(replace(window, waiting=waiting) if any(rows) else window)
+    return result
+
+
+def recorded(windows: Sequence[Window], consumers: Sequence[Sequence[nn.Module]], ranks: Ranks = ALONE) -> list[Window]:
+    """Windows with new fits and the gradients of the passes that were waiting.
+
+    Several processes communicate a few times, however many windows there are.
+
+    Args:
+        windows: the windows.
+        consumers: the consumers of each window.
+        ranks: the processes.
+    """
     updates = {
-        (number, place): record.after(consumer, own)
+        (number, place): record.after(consumer, window.waiting.passes[place])
         for number, window in enumerate(windows)
-        for place, (record, consumer, own) in enumerate(
-            zip(window.records, consumers[number], passes[number], strict=True)
-        )
-        if next(run_in_all)
+        for place, (record, consumer) in enumerate(zip(window.records, consumers[number], strict=True))
+        if window.waiting.passes[place]
     }
     found = dict(zip(updates, summed(list(updates.values()), ranks), strict=True))
     return [
-        window.with_records(
-            [found.get((number, place)) for place in range(len(window.records))],
-            [each.samples for own in passes[number] for each in own if each.samples is not None],
-        )
+        window.with_records([found.get((number, place)) for place in range(len(window.records))])
         for number, window in enumerate(windows)
     ]
+
+
+def joined(passes: Sequence[Pass]) -> Sequence[Pass]:
+    """Passes of different items as one, if their shapes allow it: fewer operations."""
+    shapes = {tuple(each.shape[1:] for each in (own.H, own.h, own.D)) for own in passes}
+    batched = all(own.H.ndim > 1 and own.samples is not None and len(own.samples) == len(own.H) for own in passes)
+    if len(passes) == 1 or len(shapes) > 1 or not batched:
+        return passes
+    return [Pass(*(torch.cat(parts) for parts in zip(*passes, strict=True)))]
 
 
 def _padded(entries: Tensor, axis: Axis, plans: Sequence[Plan]) -> Tensor:
@@ -525,6 +690,12 @@ def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor)
 def _sums(consumer: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
     """Sum of each input of the consumer over samples and positions of all passes."""
     return _sum_of([each.sum(_all_but_channel(consumer, each), dtype=_wide(each)) for each in inputs])
+
+
+def _square(tensor: Tensor) -> Tensor:
+    """The squared norm of all entries."""
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=_wide(tensor))
+    return norm.square()
 
 
 def _sum_of(tensors: Sequence[Tensor]) -> Tensor:
