@@ -23,7 +23,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -154,11 +154,11 @@ def need_overhead(network: str, steps: int = NEED_STEPS) -> tuple[float, float, 
     others = [number for number in range(3, steps) if looks[number] == looks[number - 1]]
     inside = {number for a, b in itertools.pairwise(looked) if b - a <= LONGEST_INTERVAL for number in range(a, b + 1)}
 
-    def relative(numbers: Sequence[int]) -> float:
-        return statistics.median(watched[i] for i in numbers) / statistics.median(plain[i] for i in numbers)
+    def relative(numbers: Iterable[int], middle: Callable[[Iterable[float]], float]) -> float:
+        return middle(watched[i] for i in numbers) / middle(plain[i] for i in numbers)
 
-    # Medians, because some steps are disturbed, of those that are looked at and of the others.
-    look, no_look = relative(looked), relative(others) if others else 1.0
+    # Some steps are disturbed, so medians of those without a look; but looks differ, and the mean counts.
+    look, no_look = relative(looked, statistics.mean), relative(others, statistics.median) if others else 1.0
     of_all, of_windows = len(looked) / (steps - 3), len(inside.intersection(looked)) / len(inside)
     return no_look + of_all * (look - no_look), no_look + of_windows * (look - no_look), no_look
 

@@ -399,8 +399,9 @@ class Need(Trigger):
             windows = [self._after_step([layer])[0] for layer in asked]
         most = 0.0
         for layer, (before, window) in zip(asked, windows, strict=True):
-            for record in window.records:
-                check_finite(record.found, f"activations or gradients of {layer.name}")
+            for record, old in zip(window.records, before.records, strict=True):
+                if record is not old:
+                    check_finite(record.found, f"activations or gradients of {layer.name}")
             found = None
             if window.steps > before.steps and window.steps >= self._planned(layer, window)[0]:
                 found = window.statistics(layer.now.samples.number(layer.ranks), layer.ranks)

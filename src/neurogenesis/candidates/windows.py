@@ -8,8 +8,8 @@ would get from candidate c, and H the inputs that it gets now,
 where :math:`\beta_c` is the least-squares fit of :math:`h_c`: what the consumer can express with its bias and its
 present inputs does not count. The fit is that of the same step, or of several steps together if each has few samples,
 and candidates of which it leaves less than a hundredth of the variance are left out. With :math:`D_i` the gradient at
-the consumer's output, divided by its root mean square in the same steps, sample i contributes
-:math:`D_i \otimes r_{ci}` to the gradient of the fan-out of candidate c.
+the consumer's output, divided by its root mean square at the step, sample i contributes :math:`D_i \otimes r_{ci}` to
+the gradient of the fan-out of candidate c.
 
 Each sample belongs to one of K = 16 folds for the whole training, so that what is seen twice stays in its fold. With
 :math:`S_k` the sum over the :math:`n_k` rows of fold k in all steps of the window, all candidates together, each
@@ -456,8 +456,9 @@ class Window:
 
     @property
     def behind(self) -> bool:
-        """Whether steps have been lost, because more than may wait are needed for a fit."""
-        return any(record.products is not None and record.coefficients is None for record in self.records)
+        """Whether steps have been lost, because a fit needs more rows than may wait."""
+        lost = any(record.products is not None for record in self.records)
+        return lost and all(record.coefficients is None for record in self.records)
 
     def with_records(self, records: Sequence[Record | None]) -> Window:
         """The window with the passes that were waiting in the records of their consumers.
