@@ -15,20 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
+from neurogenesis.candidates import folds as fold_sums
 from neurogenesis.candidates import windows
-from neurogenesis.candidates.windows import (
-    ENOUGH_ROWS,
-    RIDGE,
-    Pass,
-    Statistics,
-    Window,
-    after_look,
-    fan_out_gradient,
-    fold_gradients,
-    recorded,
-    row_samples,
-    sampled_rows,
-)  # fmt: skip
+from neurogenesis.candidates.fits import RIDGE
+from neurogenesis.candidates.folds import fan_out_gradient, fold_gradients
+from neurogenesis.candidates.looks import Pass, sampled_rows
+from neurogenesis.candidates.rows import row_samples
+from neurogenesis.candidates.windows import ENOUGH_ROWS, Statistics, Window, after_look, record_waiting
 from neurogenesis.passes.samples import FOLDS, folds, mixed
 from neurogenesis.surgery.plan import plan_neurons
 from tests.cases import CASES, Case
@@ -167,8 +160,8 @@ def test_products_of_padded_folds_are_those_of_each_fold(
         own = of_row == fold
         assert counts[fold] == own.sum()
         torch.testing.assert_close(found[fold], x.reshape(-1, 5)[own].T @ D.reshape(-1, 7)[own])
-    monkeypatch.setattr(windows, "MAX_PADDING", 0)
-    monkeypatch.setattr(windows, "SMALL", 0)
+    monkeypatch.setattr(fold_sums, "MAX_PADDING", 0)
+    monkeypatch.setattr(fold_sums, "SMALL", 0)
     one_by_one, again = fold_gradients(consumer, x, D, samples)
     torch.testing.assert_close(found, one_by_one)
     assert torch.equal(counts, again)
@@ -219,7 +212,7 @@ def new_window(consumer: Any, records: int = 1) -> Window:
 
 
 def after_step(window: Window, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]]) -> Window:
-    return recorded(after_look([window], [consumers], [passes]), [consumers])[0]
+    return record_waiting(after_look([window], [consumers], [passes]), [consumers])[0]
 
 
 def after(consumer: nn.Module, steps: list[list[Pass]]) -> Window:
@@ -326,7 +319,7 @@ def test_steps_that_are_recorded_together_are_one_with_all_their_passes(kind: st
             window = after_look([window], [[consumer]], [[passes]])[0]
             assert window.looks == number + 1
             if number % 3 == 2:
-                window = recorded([Window.from_state(window.state())], [[consumer]])[0]
+                window = record_waiting([Window.from_state(window.state())], [[consumer]])[0]
         found = statistics(window)
     for passes in steps:
         scale = torch.cat([own.D.flatten() for own in passes]).square().mean().sqrt()

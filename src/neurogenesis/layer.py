@@ -14,8 +14,9 @@ from . import metrics
 from .candidates.bridge import Bridge
 from .candidates.chains import consumed_by_chain, verified_chain
 from .candidates.grown import stack_values
+from .candidates.looks import Pass
+from .candidates.rows import rows_match
 from .candidates.trials import Candidates, Trials
-from .candidates.windows import Pass, rows_match
 from .passes.activations import Activations
 from .passes.buffers import Buffer, Untrained
 from .passes.ranks import ALONE, Ranks

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from . import metrics
-from .candidates.windows import Statistics, Window, after_look, recorded
+from .candidates.windows import Statistics, Window, after_look, record_waiting
 from .defaults import FACTOR, GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
@@ -447,7 +447,7 @@ class Need(Trigger):
                 raise NotFinite(f"activations or gradients of {layer.name}")
             if window.looks and window.due(consumers[number], window.looks >= self._planned(layer, window)[0]):
                 due.append(number)
-        found = recorded([looked[number] for number in due], [consumers[number] for number in due], ranks)
+        found = record_waiting([looked[number] for number in due], [consumers[number] for number in due], ranks)
         after = {**dict(enumerate(looked)), **dict(zip(due, found, strict=True))}
         return [(old, after[number].kept(old)) for number, old in enumerate(before)]
 

@@ -52,16 +52,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from ..passes.ranks import ALONE, Ranks, Sums, summed
-from ..passes.samples import FOLDS, KEPT, folds, merged, mixed, number_of
+from ..passes.samples import KEPT, merged, number_of
 from ..passes.seen import Shapes
 from ..structure.axes import Axis
 from ..structure.edits import Edit
 from ..surgery.plan import Plan, pad_for_growth
+from .fits import Products, unexplained
+from .folds import fold_gradients
+from .looks import Pass, Waiting, joined, sampled_rows
+from .rows import channel_dim, channel_sums, mean_squares, minus_means, squared_norm, sum_of
 
-RIDGE = 1e-4  # of the mean variance of the inputs, some of which may be constant or dependent
 LEAST_ROWS = 2  # samples and positions of a fit, per input of the consumer
 ENOUGH_ROWS = 6  # per input: with fewer, a fit explains what it should not, and earlier steps are added
 MAX_ROWS = 1024  # of a step, if this is more than enough
@@ -69,132 +71,6 @@ NEW_ROWS = 4  # a fit of several steps is repeated when one of so many rows is n
 LEAST_SHARE = 0.01  # of the variance of a candidate that present inputs must leave unexplained
 LEAST_FOLDS = 4  # with samples
 MOST_WAITING = 2**20  # numbers of passes that wait until there are enough rows: more would take much memory
-MAX_PADDING = 2  # rows of folds that are padded to the same length, relative to all rows
-SMALL = 2**20  # numbers, up to which more padding does not matter
-
-
-class Pass(NamedTuple):
-    """A training pass: the consumer's input, what candidates would add to it, and the gradient at its output.
-
-    `samples` has the identity of each item of the model's batch, if it is known.
-    """
-
-    H: Tensor
-    h: Tensor
-    D: Tensor
-    samples: Tensor | None = None
-
-    @property
-    def items(self) -> int:
-        """The number of items of the batch."""
-        return len(self.H) if self.samples is None else len(self.samples)
-
-    @property
-    def finite(self) -> bool:
-        """Whether all entries are finite."""
-        sums = [each.sum(dtype=_wide(each)) for each in (self.H, self.h, self.D)]
-        return math.isfinite(float(sums[0] + sums[1] + sums[2]))
-
-    @property
-    def numbers(self) -> int:
-        return self.H.numel() + self.h.numel() + self.D.numel()
-
-    def rows(self, consumer: nn.Module) -> int:
-        """The number of samples and positions."""
-        return self.H.numel() // self.H.shape[_channel(consumer)]
-
-    def divided(self, scale: float) -> Pass:
-        """With the gradient divided by a number."""
-        return self._replace(D=self.D.to(_wide(self.D)) / scale)
-
-    def copied(self) -> Pass:
-        """The same in memory of its own, to which nothing else is written."""
-        return self._replace(H=self.H.clone(), h=self.h.clone(), D=self.D.clone())
-
-
-class Waiting(NamedTuple):
-    """Passes of steps that have been looked at, until there are enough rows for a fit.
-
-    Numbers are the same in all processes.
-
-    Args:
-        passes: of this process, for each consumer and each step that it has run at in all processes.
-        rows: number of rows at each consumer, of all processes.
-        items: number of items of batches, of all processes.
-        numbers: how many numbers the passes have, in the process that has most.
-        looks: number of steps.
-        finite: whether all numbers are finite, in all processes.
-    """
-
-    passes: tuple[tuple[tuple[Pass, ...], ...], ...]
-    rows: tuple[int, ...]
-    items: int = 0
-    numbers: int = 0
-    looks: int = 0
-    finite: bool = True
-
-    def after(
-        self, passes: Sequence[Sequence[Pass]], rows: Sequence[int], items: int, numbers: int, finite: bool
-    ) -> Waiting:
-        """With the passes of another step; of consumers without rows, those of this process do not count."""
-        return Waiting(
-            tuple((*old, tuple(own)) if n else old for old, own, n in zip(self.passes, passes, rows, strict=True)),
-            tuple(old + n for old, n in zip(self.rows, rows, strict=True)),
-            self.items + items, self.numbers + numbers, self.looks + 1, self.finite and finite,
-        )  # fmt: skip
-
-    def copied(self, before: Waiting) -> Waiting:
-        """With copies of the passes that are new."""
-        new = [(len(old), own) for old, own in zip(before.passes, self.passes, strict=True)]
-        return self._replace(
-            passes=tuple((*own[:n], *(tuple(each.copied() for each in step) for step in own[n:])) for n, own in new)
-        )
-
-    @staticmethod
-    def none(consumers: int) -> Waiting:
-        return Waiting(((),) * consumers, (0,) * consumers)
-
-
-@dataclass(frozen=True)
-class Products:
-    """Sums over rows x of [H, h], by which h is fitted to H. It is replaced, not modified.
-
-    Args:
-        centre: a number that is subtracted from each column: about its mean.
-        count: number of rows; less of those that have been forgotten in part.
-        sums: sum of x.
-        squares: sum of the products of x and H, columns x inputs.
-    """
-
-    centre: Tensor
-    count: Tensor
-    sums: Tensor
-    squares: Tensor
-
-    @staticmethod
-    def of(rows: Tensor, inputs: int, centre: Tensor) -> Sums[Products]:
-        """The sums over the rows of all processes."""
-        centred = rows - centre
-        count, sums, squares = yield [
-            rows.new_tensor(len(rows), dtype=torch.float64), centred.sum(0), centred.T @ centred[:, :inputs]
-        ]  # fmt: skip
-        return Products(centre, count, sums, squares)
-
-    def after(self, new: Products, part: float) -> Products:
-        """A part of these and the new ones, about the same centre."""
-        sums, squares = (torch.add(getattr(new, name), getattr(self, name), alpha=part) for name in ("sums", "squares"))
-        return Products(self.centre, part * self.count + new.count, sums, squares)
-
-    def fit(self) -> Tensor:
-        """Least-squares fit of h by a constant and H, with a small ridge: (1 + inputs) x candidates."""
-        inputs, count = self.squares.shape[1], float(self.count)
-        covariance = torch.addr(self.squares, self.sums, self.sums[:inputs], alpha=-1 / count).double()
-        mean = (self.centre + self.sums / count).double()
-        gram, mixed_products = covariance[:inputs].T, covariance[inputs:].T  # in the order of Fortran: no copies
-        gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(torch.float32).tiny)
-        # Cholesky's method needs half the operations, but takes several times as long on two threads as on one.
-        slopes = torch.linalg.solve_ex(gram, mixed_products).result
-        return torch.cat([(mean[inputs:] - mean[:inputs] @ slopes)[None], slopes]).to(self.squares.dtype)
 
 
 @dataclass(frozen=True)
@@ -234,13 +110,13 @@ class Record:
             steps: the passes of each step in this process.
         """
         passes: Sequence[Pass] = [each for own in steps for each in own]
-        channel, device = _channel(consumer), passes[0].H.device
+        channel, device = channel_dim(consumer), passes[0].H.device
         entries = [sum(each.D.numel() for each in own) for own in steps]
         counts = [*entries, sum(each.rows(consumer) for each in passes), sum(each.items for each in passes)]
         totals, squares, present_sums, sums = yield [
             torch.tensor(counts, dtype=torch.float64, device=device),
-            torch.stack([_sum_of([_square(each.D) for each in own]) for own in steps]),
-            *(_sums(consumer, [getattr(each, name) for each in passes]) for name in ("H", "h")),
+            torch.stack([sum_of([squared_norm(each.D) for each in own]) for own in steps]),
+            *(channel_sums(consumer, [getattr(each, name) for each in passes]) for name in ("H", "h")),
         ]
         *entries, rows, items = map(int, totals.tolist())
         # By the number of rows, not of entries: new outputs have no gradient at first.
@@ -254,14 +130,14 @@ class Record:
         for each in passes:
             r = unexplained(consumer, each.H, each.h, fitted.coefficients)
             part = each.D.numel() / sum(entries)
-            whole = _minus(consumer, each.h, sums / rows).to(r.dtype)
+            whole = minus_means(consumer, each.h, sums / rows).to(r.dtype)
             both = torch.cat([r, whole.reshape(r.shape)], channel)
             gradient, count = fold_gradients(consumer, both, each.D.to(r.dtype), each.samples)
             gradients.append(gradient)
             row_counts.append(count)
-            energies.append(_mean_squares(consumer, r) * part)
-            variances.append(_mean_squares(consumer, whole) * part)
-        new = yield [_sum_of(each) for each in (gradients, row_counts, energies, variances)]
+            energies.append(mean_squares(consumer, r) * part)
+            variances.append(mean_squares(consumer, whole) * part)
+        new = yield [sum_of(each) for each in (gradients, row_counts, energies, variances)]
         known = (fitted.sums, fitted.counts, fitted.energy, fitted.variance)
         sums, counts_by_fold, energy, variance = (
             each if old is None else old + each for old, each in zip(known, new, strict=True)
@@ -283,7 +159,7 @@ class Record:
             rows: number of rows of all processes.
             means: means of [H, h] over all processes.
         """
-        inputs = passes[0].H.shape[_channel(consumer)]
+        inputs = passes[0].H.shape[channel_dim(consumer)]
         enough = ENOUGH_ROWS * inputs
         most = max(enough, MAX_ROWS)
         own = [sampled_rows(consumer, each, -(-most * each.H.numel() // (rows * inputs))) for each in passes]
@@ -450,7 +326,7 @@ class Window:
         per_input = LEAST_ROWS if last else ENOUGH_ROWS
         return any(
             (rows and last and record.coefficients is not None)
-            or (own and rows >= per_input * own[0][0].H.shape[_channel(consumer)])
+            or (own and rows >= per_input * own[0][0].H.shape[channel_dim(consumer)])
             for consumer, own, rows, record in zip(consumers, waiting.passes, waiting.rows, self.records, strict=True)
         )
 
@@ -518,16 +394,6 @@ class Window:
         )
 
 
-def _spread(gram: Tensor, parts: Tensor) -> Tensor:
-    """Variance of the inner products of different folds, each with the same number of rows, without signal."""
-    used = parts > 0
-    gram, roots, K = gram[used][:, used], parts[used].sqrt(), int(used.sum())
-    centring = torch.eye(K).to(gram) - torch.outer(roots, roots)
-    centred = centring @ (gram / torch.outer(roots, roots)) @ centring
-    between = ~torch.eye(K, dtype=torch.bool, device=gram.device)
-    return centred[between].var(correction=0) * (K / (K - 2)) ** 2
-
-
 def after_look(
     windows: Sequence[Window],
     consumers: Sequence[Sequence[nn.Module]],
@@ -560,7 +426,9 @@ def after_look(
     return result
 
 
-def recorded(windows: Sequence[Window], consumers: Sequence[Sequence[nn.Module]], ranks: Ranks = ALONE) -> list[Window]:
+def record_waiting(
+    windows: Sequence[Window], consumers: Sequence[Sequence[nn.Module]], ranks: Ranks = ALONE
+) -> list[Window]:
     """Windows with new fits and the gradients of the passes that were waiting.
 
     Several processes communicate a few times, however many windows there are.
@@ -583,13 +451,19 @@ def recorded(windows: Sequence[Window], consumers: Sequence[Sequence[nn.Module]]
     ]
 
 
-def joined(passes: Sequence[Pass]) -> Sequence[Pass]:
-    """Passes of different items as one, if their shapes allow it: fewer operations."""
-    shapes = {tuple(each.shape[1:] for each in (own.H, own.h, own.D)) for own in passes}
-    batched = all(own.H.ndim > 1 and own.samples is not None and len(own.samples) == len(own.H) for own in passes)
-    if len(passes) == 1 or len(shapes) > 1 or not batched:
-        return passes
-    return [Pass(*(torch.cat(parts) for parts in zip(*passes, strict=True)))]
+def _spread(gram: Tensor, parts: Tensor) -> Tensor:
+    """Variance of the inner products of different folds, each with the same number of rows, without signal."""
+    used = parts > 0
+    gram, roots, K = gram[used][:, used], parts[used].sqrt(), int(used.sum())
+    centring = torch.eye(K).to(gram) - torch.outer(roots, roots)
+    centred = centring @ (gram / torch.outer(roots, roots)) @ centring
+    between = ~torch.eye(K, dtype=torch.bool, device=gram.device)
+    return centred[between].var(correction=0) * (K / (K - 2)) ** 2
+
+
+def _signal(gram: Tensor, parts: Tensor) -> Tensor:
+    """P from the inner products of folds and their parts of all rows."""
+    return (gram.sum() - gram.trace()) / (1 - parts.square().sum())
 
 
 def _padded(entries: Tensor, axis: Axis, plans: Sequence[Plan]) -> Tensor:
@@ -605,163 +479,8 @@ def _shape_after(shape: torch.Size, axis: Axis, edits: Sequence[Edit]) -> torch.
     return torch.Size(sizes)
 
 
-def _signal(gram: Tensor, parts: Tensor) -> Tensor:
-    """P from the inner products of folds and their parts of all rows."""
-    return (gram.sum() - gram.trace()) / (1 - parts.square().sum())
-
-
 def _state(record: Record) -> dict[str, Any]:
     state = {field.name: getattr(record, field.name) for field in fields(Record)}
     if record.products is not None:
         state["products"] = {field.name: getattr(record.products, field.name) for field in fields(Products)}
     return state
-
-
-def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sums of the gradients of fan-outs in each fold, folds x columns x fan-out, and the number of rows in each."""
-    dims = len(consumer.kernel_size) + 1 if isinstance(consumer, _ConvNd) else 1
-    leading, rest = D.shape[:-dims], math.prod(D.shape[-dims + 1 :]) if dims > 1 else 1
-    of_row = folds(row_samples(samples, leading, D.device))
-    counts = torch.bincount(of_row, minlength=FOLDS)
-    order, sizes = of_row.argsort(), counts.tolist()
-    padded = FOLDS * max(sizes)
-    if dims == 1 and (padded <= MAX_PADDING * len(order) or padded * (inputs.shape[-1] + D.shape[-1]) <= SMALL):
-        x, y = (each.reshape(-1, each.shape[-1]) for each in (inputs, D))
-        return _products_of_folds(x, y, order, counts, max(sizes)), counts.double()
-    x, y = (each.reshape(-1, *each.shape[-dims:]).index_select(0, order) for each in (inputs, D))
-    parts = zip(x.split(sizes), y.split(sizes), strict=True)  # type: ignore[no-untyped-call]
-    gradients = [fan_out_gradient(consumer, *each) if len(each[0]) else None for each in parts]
-    nothing = torch.zeros_like(next(each for each in gradients if each is not None))
-    return torch.stack([nothing if each is None else each for each in gradients]), counts.double() * rest
-
-
-def _products_of_folds(x: Tensor, y: Tensor, order: Tensor, counts: Tensor, most: int) -> Tensor:
-    """The product of x and y in each fold, by one operation on folds that are padded to the same number of rows.
-
-    Args:
-        x: rows x columns.
-        y: rows x outputs.
-        order: the rows, fold by fold.
-        counts: the number of rows in each fold.
-        most: the largest of these.
-    """
-    places = torch.arange(most, device=order.device)
-    present = places < counts[:, None]
-    rows = order[((counts.cumsum(0) - counts)[:, None] + places).clamp_max(len(order) - 1)].flatten()
-    x, y = (each.index_select(0, rows).reshape(*present.shape, -1) for each in (x, y))
-    return x.masked_fill_(~present[..., None], 0).mT @ y
-
-
-def row_samples(samples: Tensor | None, leading: Sequence[int], device: torch.device) -> Tensor:
-    """The sample that each row of a consumer's input comes from, given the dimensions before the channel.
-
-    The batch is the first of these, or the second, as in sequences with the time first, or the first is a multiple of
-    it, as in a batch of all tokens. Otherwise it is not known where rows come from: each is taken for a sample.
-    """
-    count = math.prod(leading)
-    if samples is not None:
-        samples = samples.to(device)
-        items = len(samples)
-        if not leading:  # a single sample without a batch
-            return mixed(samples.sum()[None])
-        if len(leading) > 1 and leading[0] != items == leading[1]:
-            after = math.prod(leading[2:])
-            return samples.repeat_interleave(after).repeat(leading[0])
-        if leading[0] % items == 0:
-            return samples.repeat_interleave(count // items)
-    return mixed(torch.arange(count, device=device))
-
-
-def rows_match(consumer: nn.Module, H: Tensor, h: Tensor) -> bool:
-    """Whether two tensors can be inputs of the consumer together: equal but for the number of channels."""
-    return H.ndim == h.ndim and H.select(_channel(consumer), 0).shape == h.select(_channel(consumer), 0).shape
-
-
-def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor) -> Tensor:
-    """Residual of candidates after a fit, in the layout of the consumer's input."""
-    constant, slopes = coefficients[0], coefficients[1:]
-    H, h = H.to(slopes.dtype), h.to(slopes.dtype)
-    if not isinstance(consumer, _ConvNd):
-        return h - torch.addmm(constant, H.flatten(0, -2), slopes).reshape(h.shape)
-    h = h.reshape(-1, *h.shape[-len(consumer.kernel_size) - 1 :])
-    H = H.reshape(len(h), -1, *h.shape[2:])
-    return h - (slopes.T @ H.flatten(2) + constant[:, None]).reshape(h.shape)
-
-
-def _sums(consumer: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-    """Sum of each input of the consumer over samples and positions of all passes."""
-    return _sum_of([each.sum(_all_but_channel(consumer, each), dtype=_wide(each)) for each in inputs])
-
-
-def _square(tensor: Tensor) -> Tensor:
-    """The squared norm of all entries."""
-    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=_wide(tensor))
-    return norm.square()
-
-
-def _sum_of(tensors: Sequence[Tensor]) -> Tensor:
-    return sum(tensors[1:], tensors[0])
-
-
-def _minus(consumer: nn.Module, inputs: Tensor, means: Tensor) -> Tensor:
-    """Inputs of the consumer minus a number for each."""
-    if isinstance(consumer, _ConvNd):
-        inputs = inputs.reshape(-1, *inputs.shape[_channel(consumer) :])
-        means = means.reshape(-1, *[1] * len(consumer.kernel_size))
-    return inputs - means
-
-
-def _mean_squares(consumer: nn.Module, inputs: Tensor) -> Tensor:
-    """Mean square of each input of the consumer."""
-    norms = torch.linalg.vector_norm(inputs, dim=_all_but_channel(consumer, inputs))
-    squares: Tensor = norms.square() * (len(norms) / inputs.numel())
-    return squares
-
-
-def _all_but_channel(consumer: nn.Module, tensor: Tensor) -> list[int]:
-    channel = _channel(consumer) % tensor.ndim
-    return [dim for dim in range(tensor.ndim) if dim != channel]
-
-
-def fan_out_gradient(consumer: nn.Module, inputs: Tensor, D: Tensor) -> Tensor:
-    """Gradient of the consumer's weights of some input columns, columns x fan-out."""
-    if not isinstance(consumer, _ConvNd):
-        return inputs.flatten(0, -2).T @ D.flatten(0, -2)
-    dims = len(consumer.kernel_size)
-    weight = D.new_zeros(1).expand(D.shape[-dims - 1], inputs.shape[1], *consumer.kernel_size)
-    padding = consumer.padding
-    if isinstance(padding, str):
-        sizes = zip(consumer.kernel_size, consumer.dilation, strict=True)
-        padding = tuple(d * (k - 1) // 2 for k, d in sizes) if padding == "same" else (0,) * dims
-    gradients = torch.ops.aten.convolution_backward(
-        D.reshape(len(inputs), *D.shape[-dims - 1 :]), inputs, weight, None,
-        consumer.stride, padding, consumer.dilation, False, (0,) * dims, 1, [False, True, False],
-    )  # fmt: skip
-    result: Tensor = gradients[1]
-    return result.movedim(1, 0).flatten(1)
-
-
-def sampled_rows(consumer: nn.Module, each: Pass, count: int) -> Tensor:
-    """Rows of [H, h], one per sample and position: all, or about `count` that are spread over all."""
-    parts = []
-    for part in (each.H, each.h):
-        if isinstance(consumer, _ConvNd):
-            part = part.reshape(-1, *part.shape[-len(consumer.kernel_size) - 1 :]).flatten(2).movedim(1, 2)
-        else:
-            part = part.reshape(len(part) if part.ndim > 1 else 1, -1, part.shape[-1])
-        samples, positions = part.shape[:2]
-        if samples * positions > count:
-            per_sample = max(1, -(-count // samples))
-            spread = torch.randperm(positions, generator=torch.Generator().manual_seed(0))[:per_sample]
-            part = part[:: max(1, samples * len(spread) // count), spread.to(part.device)]
-        parts.append(part.flatten(0, 1))
-    rows = torch.cat(parts, 1)
-    return rows.to(_wide(rows))
-
-
-def _channel(consumer: nn.Module) -> int:
-    return -len(consumer.kernel_size) - 1 if isinstance(consumer, _ConvNd) else -1
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)

@@ -1,0 +1,66 @@
+"""Least-squares fits of candidates by the present inputs of a consumer, and what they leave unexplained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ..passes.ranks import Sums
+
+RIDGE = 1e-4  # of the mean variance of the inputs, some of which may be constant or dependent
+
+
+@dataclass(frozen=True)
+class Products:
+    """Sums over rows x of [H, h], by which h is fitted to H. It is replaced, not modified.
+
+    Args:
+        centre: a number that is subtracted from each column: about its mean.
+        count: number of rows; less of those that have been forgotten in part.
+        sums: sum of x.
+        squares: sum of the products of x and H, columns x inputs.
+    """
+
+    centre: Tensor
+    count: Tensor
+    sums: Tensor
+    squares: Tensor
+
+    @staticmethod
+    def of(rows: Tensor, inputs: int, centre: Tensor) -> Sums[Products]:
+        """The sums over the rows of all processes."""
+        centred = rows - centre
+        count, sums, squares = yield [
+            rows.new_tensor(len(rows), dtype=torch.float64), centred.sum(0), centred.T @ centred[:, :inputs]
+        ]  # fmt: skip
+        return Products(centre, count, sums, squares)
+
+    def after(self, new: Products, part: float) -> Products:
+        """A part of these and the new ones, about the same centre."""
+        sums, squares = (torch.add(getattr(new, name), getattr(self, name), alpha=part) for name in ("sums", "squares"))
+        return Products(self.centre, part * self.count + new.count, sums, squares)
+
+    def fit(self) -> Tensor:
+        """Least-squares fit of h by a constant and H, with a small ridge: (1 + inputs) x candidates."""
+        inputs, count = self.squares.shape[1], float(self.count)
+        covariance = torch.addr(self.squares, self.sums, self.sums[:inputs], alpha=-1 / count).double()
+        mean = (self.centre + self.sums / count).double()
+        gram, mixed_products = covariance[:inputs].T, covariance[inputs:].T  # in the order of Fortran: no copies
+        gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(torch.float32).tiny)
+        # Cholesky's method needs half the operations, but takes several times as long on two threads as on one.
+        slopes = torch.linalg.solve_ex(gram, mixed_products).result
+        return torch.cat([(mean[inputs:] - mean[:inputs] @ slopes)[None], slopes]).to(self.squares.dtype)
+
+
+def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor) -> Tensor:
+    """Residual of candidates after a fit, in the layout of the consumer's input."""
+    constant, slopes = coefficients[0], coefficients[1:]
+    H, h = H.to(slopes.dtype), h.to(slopes.dtype)
+    if not isinstance(consumer, _ConvNd):
+        return h - torch.addmm(constant, H.flatten(0, -2), slopes).reshape(h.shape)
+    h = h.reshape(-1, *h.shape[-len(consumer.kernel_size) - 1 :])
+    H = H.reshape(len(h), -1, *h.shape[2:])
+    return h - (slopes.T @ H.flatten(2) + constant[:, None]).reshape(h.shape)

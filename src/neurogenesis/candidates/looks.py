@@ -1,0 +1,122 @@
+"""What is seen of candidates when a step is looked at: passes, which wait until there are enough rows for a fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from .rows import channel_dim, wide
+
+
+class Pass(NamedTuple):
+    """A training pass: the consumer's input, what candidates would add to it, and the gradient at its output.
+
+    `samples` has the identity of each item of the model's batch, if it is known.
+    """
+
+    H: Tensor
+    h: Tensor
+    D: Tensor
+    samples: Tensor | None = None
+
+    @property
+    def items(self) -> int:
+        """The number of items of the batch."""
+        return len(self.H) if self.samples is None else len(self.samples)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all entries are finite."""
+        sums = [each.sum(dtype=wide(each)) for each in (self.H, self.h, self.D)]
+        return math.isfinite(float(sums[0] + sums[1] + sums[2]))
+
+    @property
+    def numbers(self) -> int:
+        return self.H.numel() + self.h.numel() + self.D.numel()
+
+    def rows(self, consumer: nn.Module) -> int:
+        """The number of samples and positions."""
+        return self.H.numel() // self.H.shape[channel_dim(consumer)]
+
+    def divided(self, scale: float) -> Pass:
+        """With the gradient divided by a number."""
+        return self._replace(D=self.D.to(wide(self.D)) / scale)
+
+    def copied(self) -> Pass:
+        """The same in memory of its own, to which nothing else is written."""
+        return self._replace(H=self.H.clone(), h=self.h.clone(), D=self.D.clone())
+
+
+class Waiting(NamedTuple):
+    """Passes of steps that have been looked at, until there are enough rows for a fit.
+
+    Numbers are the same in all processes.
+
+    Args:
+        passes: of this process, for each consumer and each step that it has run at in all processes.
+        rows: number of rows at each consumer, of all processes.
+        items: number of items of batches, of all processes.
+        numbers: how many numbers the passes have, in the process that has most.
+        looks: number of steps.
+        finite: whether all numbers are finite, in all processes.
+    """
+
+    passes: tuple[tuple[tuple[Pass, ...], ...], ...]
+    rows: tuple[int, ...]
+    items: int = 0
+    numbers: int = 0
+    looks: int = 0
+    finite: bool = True
+
+    def after(
+        self, passes: Sequence[Sequence[Pass]], rows: Sequence[int], items: int, numbers: int, finite: bool
+    ) -> Waiting:
+        """With the passes of another step; of consumers without rows, those of this process do not count."""
+        return Waiting(
+            tuple((*old, tuple(own)) if n else old for old, own, n in zip(self.passes, passes, rows, strict=True)),
+            tuple(old + n for old, n in zip(self.rows, rows, strict=True)),
+            self.items + items, self.numbers + numbers, self.looks + 1, self.finite and finite,
+        )  # fmt: skip
+
+    def copied(self, before: Waiting) -> Waiting:
+        """With copies of the passes that are new."""
+        new = [(len(old), own) for old, own in zip(before.passes, self.passes, strict=True)]
+        return self._replace(
+            passes=tuple((*own[:n], *(tuple(each.copied() for each in step) for step in own[n:])) for n, own in new)
+        )
+
+    @staticmethod
+    def none(consumers: int) -> Waiting:
+        return Waiting(((),) * consumers, (0,) * consumers)
+
+
+def joined(passes: Sequence[Pass]) -> Sequence[Pass]:
+    """Passes of different items as one, if their shapes allow it: fewer operations."""
+    shapes = {tuple(each.shape[1:] for each in (own.H, own.h, own.D)) for own in passes}
+    batched = all(own.H.ndim > 1 and own.samples is not None and len(own.samples) == len(own.H) for own in passes)
+    if len(passes) == 1 or len(shapes) > 1 or not batched:
+        return passes
+    return [Pass(*(torch.cat(parts) for parts in zip(*passes, strict=True)))]
+
+
+def sampled_rows(consumer: nn.Module, each: Pass, count: int) -> Tensor:
+    """Rows of [H, h], one per sample and position: all, or about `count` that are spread over all."""
+    parts = []
+    for part in (each.H, each.h):
+        if isinstance(consumer, _ConvNd):
+            part = part.reshape(-1, *part.shape[-len(consumer.kernel_size) - 1 :]).flatten(2).movedim(1, 2)
+        else:
+            part = part.reshape(len(part) if part.ndim > 1 else 1, -1, part.shape[-1])
+        samples, positions = part.shape[:2]
+        if samples * positions > count:
+            per_sample = max(1, -(-count // samples))
+            spread = torch.randperm(positions, generator=torch.Generator().manual_seed(0))[:per_sample]
+            part = part[:: max(1, samples * len(spread) // count), spread.to(part.device)]
+        parts.append(part.flatten(0, 1))
+    rows = torch.cat(parts, 1)
+    return rows.to(wide(rows))
