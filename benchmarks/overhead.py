@@ -23,7 +23,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -154,7 +154,7 @@ def need_overhead(network: str, steps: int = NEED_STEPS) -> tuple[float, float, 
     others = [number for number in range(3, steps) if looks[number] == looks[number - 1]]
     inside = {number for a, b in itertools.pairwise(looked) if b - a <= LONGEST_INTERVAL for number in range(a, b + 1)}
 
-    def relative(numbers: Iterable[int], middle: Callable[[Iterable[float]], float]) -> float:
+    def relative(numbers: Collection[int], middle: Callable[[Iterable[float]], float]) -> float:
         return middle(watched[i] for i in numbers) / middle(plain[i] for i in numbers)
 
     # Some steps are disturbed, so medians of those without a look; but looks differ, and the mean counts.

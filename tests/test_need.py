@@ -19,9 +19,10 @@ from neurogenesis.candidates import folds as fold_sums
 from neurogenesis.candidates import windows
 from neurogenesis.candidates.fits import RIDGE
 from neurogenesis.candidates.folds import fan_out_gradient, fold_gradients
-from neurogenesis.candidates.looks import Pass, sampled_rows
+from neurogenesis.candidates.looks import Pass, joined, sampled_rows
 from neurogenesis.candidates.rows import row_samples
 from neurogenesis.candidates.windows import ENOUGH_ROWS, Statistics, Window, after_look, record_waiting
+from neurogenesis.passes.ranks import Ranks
 from neurogenesis.passes.samples import FOLDS, folds, mixed
 from neurogenesis.surgery.plan import plan_neurons
 from tests.cases import CASES, Case
@@ -212,7 +213,7 @@ def new_window(consumer: Any, records: int = 1) -> Window:
 
 
 def after_step(window: Window, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Pass]]) -> Window:
-    return record_waiting(after_look([window], [consumers], [passes]), [consumers])[0]
+    return record_waiting(after_look({"width": window}, [consumers], [passes]), [consumers])[0]
 
 
 def after(consumer: nn.Module, steps: list[list[Pass]]) -> Window:
@@ -228,7 +229,9 @@ def statistics(window: Window) -> Statistics:
     return found
 
 
-def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float, float, float]:
+def oracle(
+    consumer: Any, steps: list[list[Pass]], weights_of_steps: Sequence[float] | None = None
+) -> tuple[float, float, float, float]:
     """R, its error, the directions of noise, and R of the whole gradient: plain loops, autograd, an ordinary solver."""
     gradients: dict[int, list[Tensor]] = {}  # of each row or image, by fold
     whole_gradients: dict[int, list[Tensor]] = {}
@@ -271,8 +274,10 @@ def oracle(consumer: Any, steps: list[list[Pass]]) -> tuple[float, float, float,
         energies.append(energy)
         variances.append(variance)
     positions = 25 if isinstance(consumer, nn.Conv2d) else 1
-    whole = plain_statistics(whole_gradients, torch.stack(variances).sum(0), len(seen), positions)
-    return (*plain_statistics(gradients, torch.stack(energies).sum(0), len(seen), positions), whole[0])
+    of_steps = torch.tensor(weights_of_steps or [1.0] * len(steps), dtype=torch.float64)
+    energy, variance = (of_steps @ torch.stack(each) for each in (energies, variances))
+    whole = plain_statistics(whole_gradients, variance, len(seen), positions)
+    return (*plain_statistics(gradients, energy, len(seen), positions), whole[0])
 
 
 def plain_statistics(
@@ -316,17 +321,70 @@ def test_steps_that_are_recorded_together_are_one_with_all_their_passes(kind: st
     window = new_window(consumer)
     with torch.no_grad():
         for number, passes in enumerate(steps):
-            window = after_look([window], [[consumer]], [[passes]])[0]
+            window = after_look({"width": window}, [[consumer]], [[passes]])[0]
             assert window.looks == number + 1
-            if number % 3 == 2:
+            if number in (3, 5):
                 window = record_waiting([Window.from_state(window.state())], [[consumer]])[0]
         found = statistics(window)
     for passes in steps:
         scale = torch.cat([own.D.flatten() for own in passes]).square().mean().sqrt()
         passes[:] = [own._replace(D=own.D / scale) for own in passes]
-    together = [[own for passes in steps[:3] for own in passes], [own for passes in steps[3:] for own in passes]]
-    assert found == pytest.approx(oracle(consumer, together), rel=1e-3, abs=1e-5)
+    together = [[own for passes in steps[:4] for own in passes], [own for passes in steps[4:] for own in passes]]
+    assert found == pytest.approx(oracle(consumer, together, [4, 2]), rel=1e-3, abs=1e-5)
     assert window.steps == window.records[0].steps == 6 and window.records[0].items == window.items == 6 * sum(sizes)
+
+
+class Process(Ranks):
+    """One of two processes: it notes what it sends, and gets the given sums."""
+
+    count = 2  # type: ignore[assignment]
+
+    def __init__(self, totals: list[Tensor] | None = None):
+        super().__init__()
+        object.__setattr__(self, "sent", [])
+        object.__setattr__(self, "totals", totals)
+
+    def sums(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        self.sent.extend(tensors)  # type: ignore[attr-defined]
+        return list(tensors) if self.totals is None else self.totals  # type: ignore[attr-defined]
+
+
+def test_two_processes_wait_as_long_as_one_with_the_joined_batch() -> None:
+    consumer = nn.Linear(4, 6)
+    (passes,) = random_passes(consumer, 1, sizes=(5, 3))
+    whole = after_look({"width": new_window(consumer)}, [[consumer]], [[passes]])[0].waiting
+    sent = []
+    for own in passes:
+        process = Process()
+        after_look({"width": new_window(consumer)}, [[consumer]], [[[own]]], process)
+        sent.append(process.sent[0])  # type: ignore[attr-defined]
+    for own in passes:
+        process = Process([sent[0] + sent[1]])
+        found = after_look({"width": new_window(consumer)}, [[consumer]], [[[own]]], process)[0].waiting
+        assert (found.rows, found.items, found.numbers) == (whole.rows, whole.items, whole.numbers) == ((8,), (8,), 104)
+    alone = Process([sent[0] + after_nothing(consumer)])  # the other process has not run the consumer
+    found = after_look({"width": new_window(consumer)}, [[consumer]], [[[passes[0]]]], alone)[0].waiting
+    assert found.looks == 0
+
+
+def after_nothing(consumer: nn.Module) -> Tensor:
+    process = Process()
+    after_look({"width": new_window(consumer)}, [[consumer]], [[[]]], process)
+    sent: Tensor = process.sent[0]  # type: ignore[attr-defined]
+    return sent
+
+
+def test_images_without_a_batch_are_not_joined() -> None:
+    consumer = nn.Conv2d(4, 6, 3, padding=1)
+    passes = [Pass(torch.randn(4, 5, 5), torch.randn(3, 5, 5), torch.randn(6, 5, 5), mixed(torch.arange(4)))] * 2
+    found, factors = joined(consumer, passes, [1.0, 2.0], 10**6)
+    assert len(found) == 2 and factors == [1.0, 2.0]
+    batched = [
+        own._replace(H=own.H[None], h=own.h[None], D=own.D[None], samples=mixed(torch.arange(1))) for own in passes
+    ]
+    (whole,), (of_items,) = joined(consumer, batched, [1.0, 2.0], 10**6)
+    assert whole.H.shape == (2, 4, 5, 5) and of_items.flatten().tolist() == [1.0, 2.0]  # type: ignore[union-attr]
+    assert len(joined(consumer, batched, [1.0, 2.0], 10)[0]) == 2  # too many numbers
 
 
 @pytest.mark.parametrize("size", [64, TRAINING_SET])
@@ -689,6 +747,34 @@ def test_passes_wait_until_there_are_enough_rows_for_a_fit_and_are_dropped_if_a_
     assert found[7:] == [(5, 0, 20), (5, 1, 24)]
 
 
+def test_passes_go_on_waiting_if_a_distant_width_grows() -> None:
+    model = mlp(6, 3, 4, 5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    grower = ng.Grower(model, optimizer, ng.Strategy(Forced("4"), "random"))
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss_of(model, torch.randn(4, 6)).backward()
+        optimizer.step()
+        grower.step()
+    found = [Window.from_state(layer.memory["window"]).looks for layer in grower.layers if "window" in layer.memory]
+    # Of the second one, whose consumer has new outputs, six steps were recorded and two dropped.
+    assert grower.widths["4"] == 7 and found == [8, 6]
+
+
+def test_a_step_that_is_too_large_for_products_does_not_count() -> None:
+    model = mlp(6, 3, 3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    grower = ng.Grower(model, optimizer, "need")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not finite
+        for number in range(12):
+            optimizer.zero_grad()
+            loss_of(model, torch.randn(4, 6) * (1e25 if number == 1 else 1)).tanh().backward()
+            optimizer.step()
+            grower.step()
+    assert len(grower.history.observations) and grower.history.observations[-1].step > 8
+
+
 def test_a_fit_of_more_rows_than_may_wait_goes_on_with_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "MOST_WAITING", 1)
     trained = growing(400, batch=8)
@@ -828,16 +914,18 @@ def test_several_passes_before_a_step_count_as_one_step() -> None:
         assert (a.metric, a.threshold) == pytest.approx((b.metric, b.threshold), rel=1e-3)
 
 
-@pytest.mark.parametrize("stop", [3, 17, 91])
-def test_resuming_in_a_window_changes_no_bit(stop: int) -> None:
-    whole = growing(110)
-    first = growing(stop)
+@pytest.mark.parametrize(("stop", "batch"), [(3, 64), (17, 64), (91, 64), (3, 5), (29, 5)])
+def test_resuming_in_a_window_changes_no_bit(stop: int, batch: int) -> None:
+    whole = growing(110, batch=batch)
+    first = growing(stop, batch=batch)
+    windows = [Window.from_state(own.memory["window"]) for own in first.layers if "window" in own.memory]
+    assert batch == 64 or any(window.waiting.looks for window in windows)
     states = [copy.deepcopy(each.state_dict()) for each in (first, first.model, first.optimizers[0])]
     model = mlp(6, 3, 3, 3)
     second = ng.Grower(model, torch.optim.Adam(model.parameters(), lr=1e-2), "need")
     for each, state in zip((second, model, second.optimizers[0]), states, strict=True):
         each.load_state_dict(state)
-    batches = problem()
+    batches = problem(batch)
     for _ in range(stop):
         next(batches)
     train(second, 110 - stop, batches)

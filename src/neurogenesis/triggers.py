@@ -399,9 +399,14 @@ class Need(Trigger):
             windows = [self._after_step([layer])[0] for layer in asked]
         most = 0.0
         for layer, (before, window) in zip(asked, windows, strict=True):
-            for record, old in zip(window.records, before.records, strict=True):
-                if record is not old:
-                    check_finite(record.found, f"activations or gradients of {layer.name}")
+            new = [record for record, old in zip(window.records, before.records, strict=True) if record is not old]
+            try:
+                check_finite(
+                    [each for record in new for each in record.found], f"activations or gradients of {layer.name}"
+                )
+            except NotFinite:  # the same passes would be found at the next look
+                layer.memory["window"] = before.without_waiting.state()
+                raise
             found = None
             if window.steps > before.steps and window.steps >= self._planned(layer, window)[0]:
                 found = window.statistics(layer.now.samples.number(layer.ranks), layer.ranks)
@@ -440,16 +445,17 @@ class Need(Trigger):
             layer.passes_with(window.fan_ins, window.biases) for layer, window in zip(layers, before, strict=True)
         ]
         ranks = layers[0].ranks
-        looked = after_look(before, consumers, passes, ranks)
-        due = []
-        for number, (layer, window) in enumerate(zip(layers, looked, strict=True)):
-            if not window.waiting.finite:
-                raise NotFinite(f"activations or gradients of {layer.name}")
-            if window.looks and window.due(consumers[number], window.looks >= self._planned(layer, window)[0]):
-                due.append(number)
-        found = record_waiting([looked[number] for number in due], [consumers[number] for number in due], ranks)
-        after = {**dict(enumerate(looked)), **dict(zip(due, found, strict=True))}
-        return [(old, after[number].kept(old)) for number, old in enumerate(before)]
+        named = {layer.name: window for layer, window in zip(layers, before, strict=True)}
+        after = after_look(named, consumers, passes, ranks)
+        due = [
+            number
+            for number, (layer, window) in enumerate(zip(layers, after, strict=True))
+            if window.looks and window.due(consumers[number], window.looks >= self._planned(layer, window)[0])
+        ]
+        found = record_waiting([after[number] for number in due], [consumers[number] for number in due], ranks)
+        for number, window in zip(due, found, strict=True):
+            after[number] = window
+        return [(old, window.with_copies(old)) for old, window in zip(before, after, strict=True)]
 
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
         window, consumers = self._saved_window(layer), [seen.route.consumer for seen in layer.all_seen]

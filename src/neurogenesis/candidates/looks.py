@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from .rows import channel_dim, wide
+from .rows import channel_dim, squared_norm, sum_of, wide
 
 
 class Pass(NamedTuple):
@@ -31,9 +31,8 @@ class Pass(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether all entries are finite."""
-        sums = [each.sum(dtype=wide(each)) for each in (self.H, self.h, self.D)]
-        return math.isfinite(float(sums[0] + sums[1] + sums[2]))
+        """Whether all entries are finite, and small enough for sums of their products."""
+        return math.isfinite(float(sum_of([squared_norm(each) for each in (self.H, self.h, self.D)])))
 
     @property
     def numbers(self) -> int:
@@ -43,10 +42,6 @@ class Pass(NamedTuple):
         """The number of samples and positions."""
         return self.H.numel() // self.H.shape[channel_dim(consumer)]
 
-    def divided(self, scale: float) -> Pass:
-        """With the gradient divided by a number."""
-        return self._replace(D=self.D.to(wide(self.D)) / scale)
-
     def copied(self) -> Pass:
         """The same in memory of its own, to which nothing else is written."""
         return self._replace(H=self.H.clone(), h=self.h.clone(), D=self.D.clone())
@@ -55,36 +50,36 @@ class Pass(NamedTuple):
 class Waiting(NamedTuple):
     """Passes of steps that have been looked at, until there are enough rows for a fit.
 
-    Numbers are the same in all processes.
+    Numbers are sums over processes, and so the same in all of them.
 
     Args:
         passes: of this process, for each consumer and each step that it has run at in all processes.
-        rows: number of rows at each consumer, of all processes.
-        items: number of items of batches, of all processes.
-        numbers: how many numbers the passes have, in the process that has most.
+        rows: number of rows at each consumer.
+        items: number of items of batches at each consumer.
+        numbers: how many numbers the passes have.
         looks: number of steps.
-        finite: whether all numbers are finite, in all processes.
     """
 
     passes: tuple[tuple[tuple[Pass, ...], ...], ...]
     rows: tuple[int, ...]
-    items: int = 0
+    items: tuple[int, ...]
     numbers: int = 0
     looks: int = 0
-    finite: bool = True
 
     def after(
-        self, passes: Sequence[Sequence[Pass]], rows: Sequence[int], items: int, numbers: int, finite: bool
+        self, passes: Sequence[Sequence[Pass]], rows: Sequence[int], items: Sequence[int], numbers: int
     ) -> Waiting:
-        """With the passes of another step; of consumers without rows, those of this process do not count."""
+        """With the passes of another step; those of consumers without rows do not count."""
         return Waiting(
             tuple((*old, tuple(own)) if n else old for old, own, n in zip(self.passes, passes, rows, strict=True)),
             tuple(old + n for old, n in zip(self.rows, rows, strict=True)),
-            self.items + items, self.numbers + numbers, self.looks + 1, self.finite and finite,
-        )  # fmt: skip
+            tuple(old + n for old, n in zip(self.items, items, strict=True)),
+            self.numbers + numbers,
+            self.looks + 1,
+        )
 
-    def copied(self, before: Waiting) -> Waiting:
-        """With copies of the passes that are new."""
+    def with_copies(self, before: Waiting) -> Waiting:
+        """With copies of the passes that have come since `before`."""
         new = [(len(old), own) for old, own in zip(before.passes, self.passes, strict=True)]
         return self._replace(
             passes=tuple((*own[:n], *(tuple(each.copied() for each in step) for step in own[n:])) for n, own in new)
@@ -92,16 +87,27 @@ class Waiting(NamedTuple):
 
     @staticmethod
     def none(consumers: int) -> Waiting:
-        return Waiting(((),) * consumers, (0,) * consumers)
+        return Waiting(((),) * consumers, (0,) * consumers, (0,) * consumers)
 
 
-def joined(passes: Sequence[Pass]) -> Sequence[Pass]:
-    """Passes of different items as one, if their shapes allow it: fewer operations."""
+def joined(
+    consumer: nn.Module, passes: Sequence[Pass], factors: Sequence[float], most: int
+) -> tuple[Sequence[Pass], Sequence[float | Tensor]]:
+    """Passes of different items as one, and the factors of their items: fewer operations.
+
+    They stay as they are if their shapes differ, or if together they have more than `most` numbers.
+    """
     shapes = {tuple(each.shape[1:] for each in (own.H, own.h, own.D)) for own in passes}
-    batched = all(own.H.ndim > 1 and own.samples is not None and len(own.samples) == len(own.H) for own in passes)
-    if len(passes) == 1 or len(shapes) > 1 or not batched:
-        return passes
-    return [Pass(*(torch.cat(parts) for parts in zip(*passes, strict=True)))]
+    dims = len(consumer.kernel_size) + 2 if isinstance(consumer, _ConvNd) else 2
+    batched = all(own.H.ndim >= dims and own.samples is not None and len(own.samples) == len(own.H) for own in passes)
+    if len(passes) == 1 or len(shapes) > 1 or not batched or sum(own.numbers for own in passes) > most:
+        return passes, factors
+    H, h, D = (torch.cat(parts) for parts in list(zip(*passes, strict=True))[:3])
+    samples = torch.cat([own.samples.to(H.device) for own in passes if own.samples is not None])
+    of_items = torch.cat(
+        [H.new_full((own.items,), factor, dtype=wide(H)) for own, factor in zip(passes, factors, strict=True)]
+    )
+    return [Pass(H, h, D, samples)], [of_items.reshape(-1, *[1] * (H.ndim - 1))]
 
 
 def sampled_rows(consumer: nn.Module, each: Pass, count: int) -> Tensor:

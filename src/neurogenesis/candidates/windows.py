@@ -46,7 +46,7 @@ applications to gene-set testing" (Annals of Statistics 2010).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ from torch import Tensor, nn
 
 from ..passes.ranks import ALONE, Ranks, Sums, summed
 from ..passes.samples import KEPT, merged, number_of
-from ..passes.seen import Shapes
+from ..passes.seen import NotFinite, Shapes
 from ..structure.axes import Axis
 from ..structure.edits import Edit
 from ..surgery.plan import Plan, pad_for_growth
@@ -65,8 +65,8 @@ from .looks import Pass, Waiting, joined, sampled_rows
 from .rows import channel_dim, channel_sums, mean_squares, minus_means, squared_norm, sum_of
 
 LEAST_ROWS = 2  # samples and positions of a fit, per input of the consumer
-ENOUGH_ROWS = 6  # per input: with fewer, a fit explains what it should not, and earlier steps are added
-MAX_ROWS = 1024  # of a step, if this is more than enough
+ENOUGH_ROWS = 6  # per input: with fewer, a fit explains what it should not, so that steps wait for others
+MAX_ROWS = 1024  # of a fit, if this is more than enough
 NEW_ROWS = 4  # a fit of several steps is repeated when one of so many rows is new
 LEAST_SHARE = 0.01  # of the variance of a candidate that present inputs must leave unexplained
 LEAST_FOLDS = 4  # with samples
@@ -122,16 +122,17 @@ class Record:
         # By the number of rows, not of entries: new outputs have no gradient at first.
         outputs = passes[0].D.shape[channel]
         scales = [(square * outputs / n) ** 0.5 or 1.0 for square, n in zip(squares.tolist(), entries, strict=True)]
-        passes = joined([each.divided(own) for step, own in zip(steps, scales, strict=True) for each in step])
+        factors = [1 / own for step, own in zip(steps, scales, strict=True) for _ in step]
+        passes, of_items = joined(consumer, passes, factors, MOST_WAITING)
         fitted = yield from self._fitted(consumer, passes, rows, torch.cat([present_sums, sums]) / rows)
         if fitted.coefficients is None:
             return fitted
         gradients, row_counts, energies, variances = [], [], [], []
-        for each in passes:
+        for each, factor in zip(passes, of_items, strict=True):
             r = unexplained(consumer, each.H, each.h, fitted.coefficients)
-            part = each.D.numel() / sum(entries)
+            part = len(steps) * each.D.numel() / sum(entries)
             whole = minus_means(consumer, each.h, sums / rows).to(r.dtype)
-            both = torch.cat([r, whole.reshape(r.shape)], channel)
+            both = torch.cat([r, whole.reshape(r.shape)], channel).mul_(factor)  # as D, which may be wider
             gradient, count = fold_gradients(consumer, both, each.D.to(r.dtype), each.samples)
             gradients.append(gradient)
             row_counts.append(count)
@@ -282,7 +283,7 @@ class Window:
     def padded(self, producers: Sequence[Axis], consumers: Sequence[Axis], plans: Sequence[Plan]) -> Window:
         """The window after other widths have grown: nothing has come from new inputs, or gone to new outputs, so far.
 
-        Passes that wait are dropped, because they have other shapes.
+        If a consumer has new outputs, passes that wait are dropped, because they lack these.
 
         Args:
             producers: the first producer and the other ones.
@@ -294,6 +295,7 @@ class Window:
             new = _padded(fan_in.flatten(0, 1), axis, plans)
             fan_ins.append(new.reshape(*fan_in.shape[:2], *new.shape[1:]))
         records, shapes = [], []
+        edits = [edit for plan in plans for edit in plan.edits]
         for axis, record, (producer, consumer) in zip(consumers, self.records, self.shapes, strict=True):
             sums = record.sums
             if sums is not None:
@@ -301,24 +303,26 @@ class Window:
                 new = _padded(sums.reshape(-1, *fan_out), axis, plans)
                 sums = new.reshape(*sums.shape[:2], -1)
             records.append(replace(record, sums=sums))
-            edits = [edit for plan in plans for edit in plan.edits]
             shapes.append((_shape_after(producer, producers[0], edits), _shape_after(consumer, axis, edits)))
-        return replace(
-            self, fan_ins=tuple(fan_ins), records=tuple(records), shapes=tuple(shapes),
-            waiting=Waiting.none(len(records)),
-        )  # fmt: skip
+        window = replace(self, fan_ins=tuple(fan_ins), records=tuple(records), shapes=tuple(shapes))
+        resized = {edit.tensor for edit in edits}.intersection(axis.tensor for axis in consumers)
+        return window.without_waiting if resized else window
 
-    def kept(self, before: Window) -> Window:
-        """With copies of the passes that wait since `before`."""
+    @property
+    def without_waiting(self) -> Window:
+        return replace(self, waiting=Waiting.none(len(self.records)))
+
+    def with_copies(self, before: Window) -> Window:
+        """With copies of the passes that wait since `before`, as what is recorded may be overwritten."""
         same = self.waiting is before.waiting
-        return self if same else replace(self, waiting=self.waiting.copied(before.waiting))
+        return self if same else replace(self, waiting=self.waiting.with_copies(before.waiting))
 
     def due(self, consumers: Sequence[nn.Module], last: bool) -> bool:
-        """Whether what waits is to be recorded: enough rows for a fit, or as many numbers as may wait.
+        """Whether what waits is to be recorded: a consumer has enough rows for a fit, or no more may wait.
 
         Args:
             consumers: the consumers.
-            last: after the last look, the least number of rows is enough.
+            last: after the last look, the least number of rows is enough, or any after an earlier fit.
         """
         waiting = self.waiting
         if waiting.numbers >= MOST_WAITING:
@@ -345,7 +349,8 @@ class Window:
         latest = [old if new is None else new for old, new in zip(self.records, records, strict=True)]
         passes = [each for own in self.waiting.passes for step in own for each in step]
         samples = [each.samples for each in passes if each.samples is not None]
-        known = torch.cat([self.samples.to(samples[0].device), *samples]) if counted and samples else self.samples
+        together = [each.to(self.samples.device) for each in samples] if counted else []
+        known = torch.cat([self.samples, *together])
         known = merged(known) if len(known) > 8 * KEPT else known
         steps = self.steps + counted * self.waiting.looks
         return replace(
@@ -355,9 +360,12 @@ class Window:
     @property
     def devices(self) -> list[set[torch.device]]:
         """The devices of what is known about each consumer."""
-        waiting = [[each.H for step in own for each in step] for own in self.waiting.passes]
-        recorded = [[] if record.energy is None else [record.energy] for record in self.records]
-        return [{each.device for each in (*a, *b)} for a, b in zip(waiting, recorded, strict=True)]
+        result = []
+        for own, record in zip(self.waiting.passes, self.records, strict=True):
+            known = [each.H for step in own for each in step] + ([] if record.energy is None else [record.energy])
+            known += [] if record.products is None else [record.products.squares]
+            result.append({each.device for each in known})
+        return result
 
     @property
     def looks(self) -> int:
@@ -367,7 +375,7 @@ class Window:
     @property
     def items(self) -> int:
         """The number of items of batches, of all processes, in these steps."""
-        return max(record.items for record in self.records) + self.waiting.items
+        return max(record.items + items for record, items in zip(self.records, self.waiting.items, strict=True))
 
     def statistics(self, training_samples: float, ranks: Ranks = ALONE) -> Statistics | None:
         """What the window shows; None if there are too few samples to tell, and a ratio of 0 without any gradients.
@@ -395,33 +403,41 @@ class Window:
 
 
 def after_look(
-    windows: Sequence[Window],
+    windows: Mapping[str, Window],
     consumers: Sequence[Sequence[nn.Module]],
     passes: Sequence[Sequence[Sequence[Pass]]],
     ranks: Ranks = ALONE,
 ) -> list[Window]:
     """Windows with the passes of a step, which wait to be recorded. Several processes communicate once.
 
-    Without passes in all processes, the step does not count.
+    Consumers without passes in some process do not count, nor does the step if there are no others. `NotFinite` is
+    raised in all processes if an entry of one is not finite.
 
     Args:
-        windows: the windows.
+        windows: the windows, by the name of the width.
         consumers: the consumers of each window.
         passes: the passes of this process, for each window and consumer.
         ranks: the processes.
     """
-    own = []
+    own: list[int] = []
     for modules, of_window in zip(consumers, passes, strict=True):
-        every = [each for of_consumer in of_window for each in of_consumer]
-        own += [sum(each.rows(module) for each in found) for module, found in zip(modules, of_window, strict=True)]
-        own.append(max(sum(each.items for each in of_consumer) for of_consumer in of_window))
-        own += [-sum(each.numbers for each in every), all(each.finite for each in every)]
-    agreed = iter(ranks.least(own))
+        for module, found in zip(modules, of_window, strict=True):
+            own += [bool(found), sum(each.rows(module) for each in found), sum(each.items for each in found)]
+        every = [each for found in of_window for each in found]
+        own += [sum(each.numbers for each in every), not all(each.finite for each in every)]
+    (sums,) = ranks.sums([torch.tensor(own, dtype=torch.float64)])
+    totals = map(int, sums.tolist())
     result = []
-    for window, of_window in zip(windows, passes, strict=True):
-        rows = [ranks.count * next(agreed) for _ in of_window]
-        items, numbers, finite = ranks.count * next(agreed), -next(agreed), bool(next(agreed))
-        waiting = window.waiting.after(of_window, rows, items, numbers, finite)
+    for (name, window), of_window in zip(windows.items(), passes, strict=True):
+        counts = []
+        for _ in of_window:
+            in_all, *found_counts = next(totals) == ranks.count, next(totals), next(totals)
+            counts.append(found_counts if in_all else [0, 0])
+        rows, items = zip(*counts, strict=True)
+        numbers, problems = next(totals), next(totals)
+        if problems:
+            raise NotFinite(f"activations or gradients of {name}")
+        waiting = window.waiting.after(of_window, rows, items, numbers)
         result.append(replace(window, waiting=waiting) if any(rows) else window)
     return result
 
