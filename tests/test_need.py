@@ -775,10 +775,38 @@ def test_a_step_that_is_too_large_for_products_does_not_count() -> None:
     assert len(grower.history.observations) and grower.history.observations[-1].step > 8
 
 
-def test_a_fit_of_more_rows_than_may_wait_goes_on_with_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_whose_products_overflow_are_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pass, "finite", True)
+    model = mlp(6, 3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    grower = ng.Grower(model, optimizer, "need")
+    for number in range(12):
+        optimizer.zero_grad()
+        loss_of(model, torch.randn(4, 6) * (1e25 if number == 1 else 1)).tanh().backward()
+        optimizer.step()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            grower.step()
+        assert bool(warned) == (number == 4)  # at the fit
+    window = Window.from_state(grower.layers[0].memory["window"])
+    assert (window.steps, window.waiting.looks) == (5, 2)
+
+
+def test_steps_without_rows_for_a_fit_are_lost_if_no_more_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "MOST_WAITING", 1)
-    trained = growing(400, batch=8)
-    assert sum(trained.widths.values()) > 8
+    model = mlp(6, 3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    grower = ng.Grower(model, optimizer, "need")
+    found = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss_of(model, torch.randn(2, 6)).backward()
+        optimizer.step()
+        grower.step()
+        window = Window.from_state(grower.layers[0].memory["window"])
+        found.append((window.looks, window.behind))
+    # A fit of 3 inputs takes 6 rows; of those before, a ninth is forgotten at each step.
+    assert found == [(0, True), (0, True), (0, True), (1, False), (2, False)]
 
 
 class Consumers(nn.Module):

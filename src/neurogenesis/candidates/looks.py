@@ -36,6 +36,7 @@ class Pass(NamedTuple):
 
     @property
     def numbers(self) -> int:
+        """How many numbers it has: what it takes of memory."""
         return self.H.numel() + self.h.numel() + self.D.numel()
 
     def rows(self, consumer: nn.Module) -> int:

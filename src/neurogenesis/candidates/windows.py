@@ -276,9 +276,7 @@ class Window:
         if saved := state.get("waiting"):  # not in those of earlier versions
             passes = tuple(tuple(tuple(Pass(*each) for each in step) for step in own) for own in saved["passes"])
             waiting = Waiting(**{**saved, "passes": passes})
-        return replace(
-            window, records=tuple(records), samples=state["samples"], waiting=waiting, steps=state["steps"]
-        )  # fmt: skip
+        return replace(window, records=tuple(records), samples=state["samples"], waiting=waiting, steps=state["steps"])
 
     def padded(self, producers: Sequence[Axis], consumers: Sequence[Axis], plans: Sequence[Plan]) -> Window:
         """The window after other widths have grown: nothing has come from new inputs, or gone to new outputs, so far.
@@ -310,6 +308,7 @@ class Window:
 
     @property
     def without_waiting(self) -> Window:
+        """The window as if the steps that wait had not been looked at."""
         return replace(self, waiting=Waiting.none(len(self.records)))
 
     def with_copies(self, before: Window) -> Window:
@@ -353,9 +352,7 @@ class Window:
         known = torch.cat([self.samples, *together])
         known = merged(known) if len(known) > 8 * KEPT else known
         steps = self.steps + counted * self.waiting.looks
-        return replace(
-            self, records=tuple(latest), samples=known, waiting=Waiting.none(len(latest)), steps=steps
-        )  # fmt: skip
+        return replace(self.without_waiting, records=tuple(latest), samples=known, steps=steps)
 
     @property
     def devices(self) -> list[set[torch.device]]:
