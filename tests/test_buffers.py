@@ -13,7 +13,7 @@ from torch import Tensor
 
 from neurogenesis import metrics
 from neurogenesis.passes.activations import Activations, Batch, SharedActivations
-from neurogenesis.passes.ranks import Ranks
+from neurogenesis.passes.processes import Processes
 from tests import oracles
 
 
@@ -113,7 +113,7 @@ def test_half_precision_does_not_overflow() -> None:
 
 
 @dataclass(frozen=True)
-class Simulated(Ranks):
+class Simulated(Processes):
     """One of several processes, which gets the batches of all of them."""
 
     number: int = 0
@@ -149,8 +149,8 @@ def test_activations_of_several_processes_are_those_of_one(
 
     def shared(rank: int) -> SharedActivations | None:
         own = [batch if len(batch) else None for (of, _), batch in zip(calls, seen, strict=True) if of == rank]
-        ranks = Simulated(number=rank, batches=kept)
-        return SharedActivations.latest_of(own, described, limit, ranks, torch.device("cpu"))
+        processes = Simulated(number=rank, batches=kept)
+        return SharedActivations.latest_of(own, described, limit, processes, torch.device("cpu"))
 
     for rank in range(3):
         found = shared(rank)

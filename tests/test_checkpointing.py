@@ -78,7 +78,7 @@ def test_two_passes_before_the_backward_pass_are_told_apart() -> None:
         first.backward()
         second.backward()
         (layer,) = (layer for layer in grower.layers if layer.name == "blocks.0.a")
-        pairs = sorted((pair for own in layer.all_seen for pair in own.pairs), key=lambda pair: float(pair.D.sum()))
+        pairs = sorted((pair for own in layer.records for pair in own.pairs), key=lambda pair: float(pair.D.sum()))
         assert len(pairs) == 3
         seen.append([(pair.H_prev, pair.H, pair.D) for pair in pairs])
     torch.testing.assert_close(seen[1], seen[0])

@@ -447,7 +447,7 @@ def test_accumulated_batches_give_their_gradients_to_the_step() -> None:
     parts = prepared(False, "firefly", gradient_accumulation_steps=2)
     grower, pairs = parts[-1], []
     look = grower._look
-    grower._look = lambda due, closure: pairs.append(len(due[0].seen.pairs)) or look(due, closure)
+    grower._look = lambda due, closure: pairs.append(len(due[0].record.pairs)) or look(due, closure)
     run(parts, range(4))
     assert pairs == [2, 2]
 

@@ -16,7 +16,7 @@ import neurogenesis as ng
 from neurogenesis import initializations as how
 from neurogenesis import metrics
 from neurogenesis.candidates.grown import grown_tensors
-from neurogenesis.passes.seen import NotFinite
+from neurogenesis.passes.records import NotFinite
 from neurogenesis.strategies import INITIALIZATIONS
 from tests import oracles, promises
 from tests.cases import CASES, Case

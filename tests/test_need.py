@@ -22,7 +22,7 @@ from neurogenesis.candidates.folds import fan_out_gradient, fold_gradients
 from neurogenesis.candidates.looks import Pass, joined, sampled_rows
 from neurogenesis.candidates.rows import row_samples
 from neurogenesis.candidates.windows import ENOUGH_ROWS, Statistics, Window, after_look, record_waiting
-from neurogenesis.passes.ranks import Ranks
+from neurogenesis.passes.processes import Processes
 from neurogenesis.passes.samples import FOLDS, folds, mixed
 from neurogenesis.surgery.plan import plan_neurons
 from tests.cases import CASES, Case
@@ -92,7 +92,7 @@ def explicit_gradients(
     plan_neurons(grown, width, COUNT, values, generator=torch.Generator().manual_seed(0)).apply(grown)
     loss_of(grown.train(), case.example).backward()
     result = []
-    for consumer in (seen.route.consumer for seen in layer.all_seen):
+    for consumer in (seen.route.consumer for seen in layer.records):
         gradient = grown.get_parameter(consumer.tensor).grad
         assert gradient is not None
         for axis in width.axes:
@@ -113,7 +113,7 @@ def test_fan_out_gradients_are_those_of_an_explicit_run_with_the_neurons(case: C
     with torch.no_grad():
         passes = layer.passes_with(fan_ins, biases)
     expected = explicit_gradients(model, layer, case, fan_ins, biases)
-    for seen, own, gradient in zip(layer.all_seen, passes, expected, strict=True):
+    for seen, own, gradient in zip(layer.records, passes, expected, strict=True):
         consumer = model.get_submodule(seen.route.consumer.module)
         found = sum(fan_out_gradient(consumer, each.h.to(each.D), each.D) for each in own)
         torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5 * max(float(gradient.abs().max()), 1e-6))
@@ -126,7 +126,7 @@ def test_the_shortcut_gives_the_same_as_a_run_of_the_model(case: Case, name: str
     biases = layer.random_biases(fan_ins[0], torch.Generator().manual_seed(2))
     with torch.no_grad():
         short = layer.passes_with(fan_ins, biases)
-        layer.__dict__["_has_chain"] = [False] * len(layer.all_seen)
+        layer.__dict__["_has_chain"] = [False] * len(layer.records)
         full = layer.passes_with(fan_ins, biases)
     for a, b in zip(itertools.chain(*short), itertools.chain(*full), strict=True):
         torch.testing.assert_close(a.h, b.h, rtol=1e-4, atol=1e-6)
@@ -170,7 +170,7 @@ def test_products_of_padded_folds_are_those_of_each_fold(
 
 def test_both_ways_are_taken() -> None:
     assert 20 < len(CHAINED) < len(SUPPORTED)
-    assert sum(len(layer_of(case, name)[1].all_seen) > 1 for case, name, _ in SUPPORTED) > 5
+    assert sum(len(layer_of(case, name)[1].records) > 1 for case, name, _ in SUPPORTED) > 5
 
 
 # --- the statistic ---------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ def test_steps_that_are_recorded_together_are_one_with_all_their_passes(kind: st
     assert window.steps == window.records[0].steps == 6 and window.records[0].items == window.items == 6 * sum(sizes)
 
 
-class Process(Ranks):
+class Process(Processes):
     """One of two processes: it notes what it sends, and gets the given sums."""
 
     count = 2  # type: ignore[assignment]
@@ -627,7 +627,7 @@ def test_a_linear_task_takes_hardly_more_neurons_than_it_has(activation: type[nn
 def test_between_windows_nothing_is_recorded() -> None:
     grower = growing(200)
     assert max(seen.step for seen in grower.history.latest.values()) < 190
-    assert not any(layer.seen.pairs for layer in grower.layers if layer.seen is not None)
+    assert not any(layer.record.pairs for layer in grower.layers if layer.record is not None)
     assert all("window" not in layer.memory for layer in grower.layers)
 
 
@@ -717,7 +717,7 @@ def test_a_window_outlives_the_growth_of_neighbours(
     *_, before, window = windows
     assert window is not None
     assert window.steps == (9 if kept else 1)
-    assert window.shapes == tuple(seen.shapes for seen in layer.all_seen)
+    assert window.shapes == tuple(seen.shapes for seen in layer.records)
     if kept:
         assert before is not None
         last, earlier = window.records[0].sums, before.records[0].sums
@@ -838,8 +838,8 @@ def test_a_producer_that_is_called_twice_gets_its_own_inputs() -> None:
     fan_in = torch.randn(3, 1, 6)
     with torch.no_grad():
         (first,), (second,) = layer.passes_with([fan_in])
-    assert layer.seen is not None
-    x = layer.seen.pairs[0].H_prev
+    assert layer.record is not None
+    x = layer.record.pairs[0].H_prev
     torch.testing.assert_close(first.h, (x @ fan_in[:, 0].T).relu())
     torch.testing.assert_close(second.h, (x.flip(1) @ fan_in[:, 0].T).relu())
 

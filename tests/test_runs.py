@@ -193,7 +193,7 @@ def test_defaults_are_those_of_the_strategies(strategy: str) -> None:
 def test_default_gammas_are_those_of_the_triggers(strategy: str) -> None:
     trigger: Any = ng.strategies.strategy(strategy).trigger
     for convolutional in (False, True):
-        layer: Any = SimpleNamespace(convolutional=convolutional)
+        layer: Any = SimpleNamespace(convolutional_network=convolutional)
         used = trigger.gamma if strategy == "north-weight" else trigger._gamma(layer)
         assert used == default_gamma(strategy, convolutional)
 

@@ -19,11 +19,11 @@ from .candidates.rows import rows_match
 from .candidates.trials import Candidates, Trials
 from .passes.activations import Activations
 from .passes.buffers import Buffer, Untrained
-from .passes.ranks import ALONE, Ranks
+from .passes.processes import ALONE, Processes
 from .passes.replay import Call
 from .passes.routes import Route
 from .passes.samples import Samples
-from .passes.seen import NotFinite, Pair, Seen, check_finite
+from .passes.records import NotFinite, Pair, ConsumerRecord, check_finite
 from .structure.axes import Axis
 from .structure.fills import FanIn
 from .structure.weight_norm import lengths_of, weight_of
@@ -77,7 +77,7 @@ class Layer:
         width: the width.
         route: where the width is watched, or None if it cannot be.
         bridge: the shape of the width's bridge, or None if gradients are not watched.
-        convolutional: whether the network has convolutions.
+        convolutional_network: whether the network has convolutions.
         example: an input of the model, or None.
         initial: the size when growth began.
         maximum: the maximum size, or None if unlimited.
@@ -85,7 +85,7 @@ class Layer:
         memory: numbers, and containers of numbers and tensors, that a trigger keeps from step to step; saved with the
             `Grower`. Replace tensors instead of modifying them.
         now: state that changes from step to step.
-        ranks: the processes that train the model together.
+        processes: the processes that train the model together.
     """
 
     def __init__(
@@ -94,20 +94,20 @@ class Layer:
         width: Width,
         route: Route | None = None,
         *,
-        convolutional: bool = False,
+        convolutional_network: bool = False,
         bridge: Bridge | None = None,
         buffer: Buffer | None = None,
         example: Call | None = None,
     ):
         self.model, self.width, self.route, self.bridge = model, width, route, bridge
-        self.convolutional, self.example = convolutional, example
+        self.convolutional_network, self.example = convolutional_network, example
         self.initial = width.size
         self.maximum: int | None = None
         self.out_of_budget = False
         self.memory: dict[str, Any] = {}
         self.now = StepContext()
-        self.ranks: Ranks = ALONE
-        self.all_seen = [] if route is None else [Seen(model, width, each) for each in (route, *route.others)]
+        self.processes: Processes = ALONE
+        self.records = [] if route is None else [ConsumerRecord(model, width, each) for each in (route, *route.others)]
         self._buffer = None if route is None else buffer
 
     def __repr__(self) -> str:
@@ -205,7 +205,7 @@ class Layer:
 
     def orthogonality(self, scale: Tensor | None = None) -> float:
         """Orthogonality of the activations; in networks with convolutions, of (neurons x positions) x samples."""
-        return self._activations.orthogonality(scale, by_sample=self.convolutional)
+        return self._activations.orthogonality(scale, by_sample=self.convolutional_network)
 
     @property
     def activations(self) -> Tensor:
@@ -253,34 +253,36 @@ class Layer:
     @property
     def has_gradients(self) -> bool:
         """Whether a backward pass has reached the first consumer since the last step."""
-        return self.seen is not None and bool(self.seen.pairs)
+        return self.record is not None and bool(self.record.pairs)
 
     @property
     def gradient_norms(self) -> Mapping[str, Tensor]:
         """Norms of the gradients of fan-in and fan-out, per neuron."""
-        return {} if self.seen is None else self.seen.norms(self.ranks)
+        return {} if self.record is None else self.record.norms(self.processes)
 
     def auxiliary_gradient(self) -> Tensor:
         """Gradient of the bridge, summed over the passes since the last step."""
-        assert self.bridge is not None and self.seen is not None
-        total = sum(self.bridge.gradient(pair.H_prev, pair.D) for pair in self.seen.pairs)
+        assert self.bridge is not None and self.record is not None
+        total = sum(self.bridge.gradient(pair.H_prev, pair.D) for pair in self.record.pairs)
         assert isinstance(total, Tensor)
-        total = self.ranks.mean(total)
+        total = self.processes.mean(total)
         check_finite([total], f"gradients of {self.name}")
         return total
 
     def auxiliary_bound(self) -> float:
         """Cheap upper bound on the norm of the auxiliary gradient."""
-        assert self.bridge is not None and self.seen is not None
-        bound = sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.seen.pairs)
-        return float(self.ranks.mean(torch.tensor(bound, dtype=torch.float64, device=self.seen.pairs[0].D.device)))
+        assert self.bridge is not None and self.record is not None
+        bound = sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.record.pairs)
+        return float(
+            self.processes.mean(torch.tensor(bound, dtype=torch.float64, device=self.record.pairs[0].D.device))
+        )
 
     # --- trial runs --------------------------------------------------------------------------------------
 
     @property
-    def seen(self) -> Seen | None:
+    def record(self) -> ConsumerRecord | None:
         """What was recorded at the first consumer."""
-        return self.all_seen[0] if self.all_seen else None
+        return self.records[0] if self.records else None
 
     def random_fan_in(self, count: int, generator: torch.Generator) -> Tensor:
         """Xavier-uniform fan-in of `count` neurons, scaled to the norm of new fan-ins."""
@@ -298,9 +300,9 @@ class Layer:
         self, fan_in: Tensor, fan_out: Tensor, bias: Tensor | None = None, sources: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Gradients of the fan-in and fan-out of candidates; see `candidates.trials`."""
-        pairs = () if self.seen is None else self.seen.pairs
+        pairs = () if self.record is None else self.record.pairs
         found = self._trials.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
-        fan_in_gradient, fan_out_gradient = map(self.ranks.mean, found)
+        fan_in_gradient, fan_out_gradient = map(self.processes.mean, found)
         check_finite([fan_in_gradient, fan_out_gradient], f"gradients of {self.name}")
         return fan_in_gradient, fan_out_gradient
 
@@ -318,7 +320,7 @@ class Layer:
     def _has_chain(self) -> list[bool]:
         """Whether there is a shortcut to each consumer."""
         assert self.example is not None
-        return [verified_chain(self.model, self.width, seen.route, self.example) for seen in self.all_seen]
+        return [verified_chain(self.model, self.width, record.route, self.example) for record in self.records]
 
     def random_biases(self, fan_in: Tensor, generator: torch.Generator) -> Tensor | None:
         """Random biases of neurons, count x per neuron, so that the kinks of rectifiers are spread over the inputs.
@@ -334,12 +336,12 @@ class Layer:
 
     def _input_scale(self) -> Tensor:
         """Root mean square of the producer's inputs in the recorded passes of all processes; 1 if there are none."""
-        inputs = next(([pair.H_prev for pair in seen.pairs] for seen in self.all_seen if seen.pairs), [])
+        inputs = next(([pair.H_prev for pair in record.pairs] for record in self.records if record.pairs), [])
         if not inputs:
             return torch.ones(())
         floating = [each.detach().to(torch.promote_types(each.dtype, torch.float32)) for each in inputs]
         squares = sum(torch.linalg.vector_norm(each).square() for each in floating)
-        return self.ranks.mean(torch.as_tensor(squares) / sum(each.numel() for each in inputs)).sqrt()
+        return self.processes.mean(torch.as_tensor(squares) / sum(each.numel() for each in inputs)).sqrt()
 
     def passes_with(self, fan_ins: Sequence[Tensor], biases: Tensor | None = None) -> list[list[Pass]]:
         """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.
@@ -352,23 +354,23 @@ class Layer:
             biases: biases of the candidates in the first producer, as of `random_biases`; zero by default.
         """
         candidates = Candidates(fan_ins[0], biases, others=dict(zip(self.other_producers, fan_ins[1:], strict=True)))
-        passes: list[list[Pass]] = [[] for _ in self.all_seen]
+        passes: list[list[Pass]] = [[] for _ in self.records]
         by_call: dict[int, list[tuple[int, Pair]]] = {}  # in one run of the model, all consumers without a shortcut
-        for number, seen in enumerate(self.all_seen):
-            if not self.model.get_parameter(seen.route.consumer.tensor).requires_grad:
+        for number, record in enumerate(self.records):
+            if not self.model.get_parameter(record.route.consumer.tensor).requires_grad:
                 continue
-            for pair in seen.pairs:
+            for pair in record.pairs:
                 if pair.H.numel() and not self._has_chain[number]:
                     by_call.setdefault(id(pair.call), []).append((number, pair))
                 elif pair.H.numel():
                     given = candidates, pair.H_prev, pair.call, self.now.seed
-                    h = consumed_by_chain(self.model, self.width, seen.route, *given)
+                    h = consumed_by_chain(self.model, self.width, record.route, *given)
                     passes[number].append(Pass(pair.H, h, pair.D, self.now.samples.of(pair.call)))
         for pairs in by_call.values():
-            routes, pair = [self.all_seen[number].route for number, _ in pairs], pairs[0][1]
+            routes, pair = [self.records[number].route for number, _ in pairs], pairs[0][1]
             found = self._trials.consumed(candidates, pair.H_prev, pair.call, routes, self.now.seed)
             for (number, pair), each in zip(pairs, found, strict=True):
-                module = self.model.get_submodule(self.all_seen[number].route.consumer.module)
+                module = self.model.get_submodule(self.records[number].route.consumer.module)
                 if each is not None and rows_match(module, pair.H, each):
                     passes[number].append(Pass(pair.H, each, pair.D, self.now.samples.of(pair.call)))
         return passes

@@ -22,7 +22,7 @@ from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
 from .passes.activations import Activations
 from .passes.buffers import Untrained
-from .passes.seen import NotFinite, check_finite
+from .passes.records import NotFinite, check_finite
 from .surgery.plan import Plan
 
 
@@ -180,7 +180,7 @@ class Activation(Trigger):
             first = layer.untrained()
             layer.memory["baseline"] = phi if first is None else self._untrained_metric(layer, *first)
         baseline = layer.memory["baseline"]
-        if self.baseline == "running maximum" or (self.baseline is None and layer.convolutional):
+        if self.baseline == "running maximum" or (self.baseline is None and layer.convolutional_network):
             layer.memory["baseline"] = max(baseline, phi)
         return _decide_by_threshold(present, phi, self._gamma(layer) * baseline, size)
 
@@ -189,13 +189,13 @@ class Activation(Trigger):
     ) -> float:
         """Metric of the untrained network on the same samples."""
         if self.metric == "orthogonality":
-            return seen.orthogonality(scale, by_sample=layer.convolutional)
+            return seen.orthogonality(scale, by_sample=layer.convolutional_network)
         return seen.rank(self.eps, scale) / seen.neurons
 
     def _gamma(self, layer: Layer) -> float:
         if self.gamma is not None:
             return self.gamma
-        return GAMMA_CONVOLUTIONAL if layer.convolutional else GAMMA
+        return GAMMA_CONVOLUTIONAL if layer.convolutional_network else GAMMA
 
 
 def _decide_by_threshold(present: int, phi: float, threshold: float, size: int) -> Decision:
@@ -357,7 +357,7 @@ class Need(Trigger):
 
     def __call__(self, layer: Layer) -> Decision:
         latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
-        if not any(seen.pairs for seen in layer.all_seen):
+        if not any(record.pairs for record in layer.records):
             return Decision(0, *latest)  # no backward pass has reached the layer
         if layer.now.prepared is None:
             self.prepare([layer])
@@ -381,7 +381,7 @@ class Need(Trigger):
     @staticmethod
     def _threshold(layer: Layer, found: Statistics) -> float:
         small, errors = min(1.0, layer.size / _SMALL_SIZE), _ERRORS * found.error
-        if layer.convolutional and small < 1:
+        if layer.convolutional_network and small < 1:
             return max((4 * small - 1) / 3 * errors, small)
         most: float = layer.memory["most"]
         strength = _STRENGTH * min(small, _EARLY_STEPS / layer.step) / found.directions
@@ -392,8 +392,8 @@ class Need(Trigger):
 
         Several processes exchange the sums of all layers at once; a single one saves memory by one after the other.
         """
-        asked = [layer for layer in layers if any(seen.pairs for seen in layer.all_seen)]
-        if asked and asked[0].ranks.count > 1:
+        asked = [layer for layer in layers if any(record.pairs for record in layer.records)]
+        if asked and asked[0].processes.count > 1:
             windows = self._after_step(asked)
         else:
             windows = [self._after_step([layer])[0] for layer in asked]
@@ -409,7 +409,7 @@ class Need(Trigger):
                 raise
             found = None
             if window.steps > before.steps and window.steps >= self._planned(layer, window)[0]:
-                found = window.statistics(layer.now.samples.number(layer.ranks), layer.ranks)
+                found = window.statistics(layer.now.samples.number(layer.processes), layer.processes)
             layer.now = replace(layer.now, prepared=(before, window, found))
             most = max(most, layer.memory.get("most", 0.0), 0.0 if found is None else found.whole)
         for layer in asked:
@@ -431,7 +431,7 @@ class Need(Trigger):
         length, end = min(self.window, max(_FIRST_WINDOW, steps)), max(_FIRST_WINDOW, 2 * steps)
         enough = float(min(_ENOUGH_ITEMS, _EARLY_ITEMS * end))  # what is learned first is strong
         if steps:  # in the first window, there is little to estimate the number of samples from
-            enough = min(enough, layer.now.samples.number(layer.ranks))  # one that is seen twice says little more
+            enough = min(enough, layer.now.samples.number(layer.processes))  # one that is seen twice says little more
         wanted = math.ceil(enough * window.looks / window.items)
         looks = min(max(wanted, _LEAST_LOOKS), _MOST_LOOKS, length)
         return looks, length // looks
@@ -439,26 +439,26 @@ class Need(Trigger):
     def _after_step(self, layers: Sequence[Layer]) -> list[tuple[Window, Window]]:
         """The window of each layer before and after this step."""
         before = [self._window(layer) for layer in layers]
-        paths = [[seen.route.consumer.module for seen in layer.all_seen] for layer in layers]
+        paths = [[record.route.consumer.module for record in layer.records] for layer in layers]
         consumers = [[layers[0].model.get_submodule(path) for path in own] for own in paths]
         passes = [
             layer.passes_with(window.fan_ins, window.biases) for layer, window in zip(layers, before, strict=True)
         ]
-        ranks = layers[0].ranks
+        processes = layers[0].processes
         named = {layer.name: window for layer, window in zip(layers, before, strict=True)}
-        after = after_look(named, consumers, passes, ranks)
+        after = after_look(named, consumers, passes, processes)
         due = [
             number
             for number, (layer, window) in enumerate(zip(layers, after, strict=True))
             if window.looks and window.due(consumers[number], window.looks >= self._planned(layer, window)[0])
         ]
-        found = record_waiting([after[number] for number in due], [consumers[number] for number in due], ranks)
+        found = record_waiting([after[number] for number in due], [consumers[number] for number in due], processes)
         for number, window in zip(due, found, strict=True):
             after[number] = window
         return [(old, window.with_copies(old)) for old, window in zip(before, after, strict=True)]
 
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
-        window, consumers = self._saved_window(layer), [seen.route.consumer for seen in layer.all_seen]
+        window, consumers = self._saved_window(layer), [record.route.consumer for record in layer.records]
         if window is None:
             return
         inputs = {(axis.tensor, axis.axis) for axis in consumers}
@@ -470,12 +470,12 @@ class Need(Trigger):
 
     def _window(self, layer: Layer) -> Window:
         """The window in progress, or a new one if there is none or the layer was changed by others."""
-        shapes = tuple(seen.shapes for seen in layer.all_seen)
+        shapes = tuple(record.shapes for record in layer.records)
         window = self._saved_window(layer)
         if window is not None and window.shapes == shapes and self._same_kind(layer, window):
             return window
         # Of wide fan-outs, few say enough, and they are a noticeable part of a narrow layer's cost.
-        count = min(self.candidates, max(8, layer.size // 16)) if layer.convolutional else self.candidates
+        count = min(self.candidates, max(8, layer.size // 16)) if layer.convolutional_network else self.candidates
         generator = torch.Generator().manual_seed(layer.now.seed)
         fan_ins = layer.random_fan_ins(count, generator)
         return Window.new(fan_ins, layer.random_biases(fan_ins[0], generator), shapes)
@@ -498,7 +498,7 @@ class Need(Trigger):
             rows = layer.tensor(axis).movedim(axis.axis, 0)
             if (rows.shape[1:], rows.dtype, rows.device) != (fan_in.shape[2:], fan_in.dtype, fan_in.device):
                 return False
-        devices = [layer.tensor(seen.route.consumer).device for seen in layer.all_seen]
+        devices = [layer.tensor(record.route.consumer).device for record in layer.records]
         return all(found == {own} for found, own in zip(window.devices, devices, strict=True) if found)
 
 

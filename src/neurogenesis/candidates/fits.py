@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..passes.ranks import Sums
+from ..passes.processes import Sums
 
 RIDGE = 1e-4  # of the mean variance of the inputs, some of which may be constant or dependent
 

@@ -16,7 +16,7 @@ from ..passes.activations import Activations
 from ..passes.buffers import Buffer
 from ..passes.replay import Call, Watch, replay, replays
 from ..passes.routes import Route, select_neurons
-from ..passes.seen import NotFinite, Pair, check_finite
+from ..passes.records import NotFinite, Pair, check_finite
 from ..structure.axes import Axis
 from ..structure.widths import Width
 from .grown import grown_tensors

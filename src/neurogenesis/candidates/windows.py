@@ -53,9 +53,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..passes.ranks import ALONE, Ranks, Sums, summed
+from ..passes.processes import ALONE, Processes, Sums, summed
 from ..passes.samples import KEPT, merged, number_of
-from ..passes.seen import NotFinite, Shapes
+from ..passes.records import NotFinite, Shapes
 from ..structure.axes import Axis
 from ..structure.edits import Edit
 from ..surgery.plan import Plan, pad_for_growth
@@ -374,14 +374,14 @@ class Window:
         """The number of items of batches, of all processes, in these steps."""
         return max(record.items + items for record, items in zip(self.records, self.waiting.items, strict=True))
 
-    def statistics(self, training_samples: float, ranks: Ranks = ALONE) -> Statistics | None:
+    def statistics(self, training_samples: float, processes: Processes = ALONE) -> Statistics | None:
         """What the window shows; None if there are too few samples to tell, and a ratio of 0 without any gradients.
 
         Args:
             training_samples: the number of samples in the training set.
-            ranks: the processes; all must call this.
+            processes: the processes; all must call this.
         """
-        samples = number_of(merged(*ranks.gathered(merged(self.samples))))
+        samples = number_of(merged(*processes.gathered(merged(self.samples))))
         often = [record for record in self.records if 2 * record.steps >= self.steps]
         if any(each.counts is not None and int(each.counts.count_nonzero()) < LEAST_FOLDS for each in often):
             return None
@@ -403,7 +403,7 @@ def after_look(
     windows: Mapping[str, Window],
     consumers: Sequence[Sequence[nn.Module]],
     passes: Sequence[Sequence[Sequence[Pass]]],
-    ranks: Ranks = ALONE,
+    processes: Processes = ALONE,
 ) -> list[Window]:
     """Windows with the passes of a step, which wait to be recorded. Several processes communicate once.
 
@@ -414,7 +414,7 @@ def after_look(
         windows: the windows, by the name of the width.
         consumers: the consumers of each window.
         passes: the passes of this process, for each window and consumer.
-        ranks: the processes.
+        processes: the processes.
     """
     own: list[int] = []
     for modules, of_window in zip(consumers, passes, strict=True):
@@ -422,13 +422,13 @@ def after_look(
             own += [bool(found), sum(each.rows(module) for each in found), sum(each.items for each in found)]
         every = [each for found in of_window for each in found]
         own += [sum(each.numbers for each in every), not all(each.finite for each in every)]
-    (sums,) = ranks.sums([torch.tensor(own, dtype=torch.float64)])
+    (sums,) = processes.sums([torch.tensor(own, dtype=torch.float64)])
     totals = map(int, sums.tolist())
     result = []
     for (name, window), of_window in zip(windows.items(), passes, strict=True):
         counts = []
         for _ in of_window:
-            in_all, *found_counts = next(totals) == ranks.count, next(totals), next(totals)
+            in_all, *found_counts = next(totals) == processes.count, next(totals), next(totals)
             counts.append(found_counts if in_all else [0, 0])
         rows, items = zip(*counts, strict=True)
         numbers, problems = next(totals), next(totals)
@@ -440,7 +440,7 @@ def after_look(
 
 
 def record_waiting(
-    windows: Sequence[Window], consumers: Sequence[Sequence[nn.Module]], ranks: Ranks = ALONE
+    windows: Sequence[Window], consumers: Sequence[Sequence[nn.Module]], processes: Processes = ALONE
 ) -> list[Window]:
     """Windows with new fits and the gradients of the passes that were waiting.
 
@@ -449,7 +449,7 @@ def record_waiting(
     Args:
         windows: the windows.
         consumers: the consumers of each window.
-        ranks: the processes.
+        processes: the processes.
     """
     updates = {
         (number, place): record.after(consumer, window.waiting.passes[place])
@@ -457,7 +457,7 @@ def record_waiting(
         for place, (record, consumer) in enumerate(zip(window.records, consumers[number], strict=True))
         if window.waiting.passes[place]
     }
-    found = dict(zip(updates, summed(list(updates.values()), ranks), strict=True))
+    found = dict(zip(updates, summed(list(updates.values()), processes), strict=True))
     return [
         window.with_records([found.get((number, place)) for place in range(len(window.records))])
         for number, window in enumerate(windows)

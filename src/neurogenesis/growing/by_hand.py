@@ -147,7 +147,7 @@ def _make_layer(
     if initialization.needs and example is None:
         raise ValueError(f"{initialization} needs activations: pass an input as example=")
     if example is None:
-        return Layer(model, width, convolutional=has_convolutions(model))
+        return Layer(model, width, convolutional_network=has_convolutions(model))
     call = as_call(examples_in(example)[0])
     buffer = Buffer(model, call.samples)
     (layer,) = make_layers(model, strategy, [width], list(map(as_call, examples_in(example))), buffer)

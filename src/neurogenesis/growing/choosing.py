@@ -118,7 +118,7 @@ def make_layers(
             model,
             width,
             route,
-            convolutional=convolutional,
+            convolutional_network=convolutional,
             bridge=bridge if isinstance(bridge, Bridge) else None,
             buffer=buffer,
             example=call,

@@ -24,10 +24,10 @@ from ..initializations import Neurons
 from ..layer import Layer, StepContext
 from ..passes.buffers import Buffer, Untrained
 from ..passes.checkpointing import saving_apart
-from ..passes.ranks import Ranks
+from ..passes.processes import Processes
 from ..passes.replay import Call
 from ..passes.samples import Samples
-from ..passes.seen import NotFinite
+from ..passes.records import NotFinite
 from ..passes.taps import Taps
 from ..passes.unused import UnusedLayers
 from ..strategies import Strategy
@@ -252,11 +252,11 @@ class Grower:
         chosen = [width for width in chosen if width not in waiting]
         layers = make_layers(self.model, self.strategy, chosen, calls, self.buffer) if chosen else []
         for layer in layers:
-            layer.ranks = self._taps.ranks
+            layer.processes = self._taps.processes
             old = present.get(layer.name)
             if old is not None:
                 layer.initial = old.initial
-            if old is not None and [seen.key for seen in old.all_seen] == [seen.key for seen in layer.all_seen]:
+            if old is not None and [record.key for record in old.records] == [record.key for record in layer.records]:
                 layer.memory = old.memory
             else:
                 self.strategy.trigger.start(layer)
@@ -269,7 +269,7 @@ class Grower:
         if self.prune:
             self._watch_dead_neurons(layers)
         self._schedule.start(layer.name for layer in layers)
-        watched = [seen for layer in layers if layer.bridge is not None for seen in layer.all_seen]
+        watched = [record for layer in layers if layer.bridge is not None for record in layer.records]
         self._taps.watch(watched, norms="gradients" in self.strategy.uses)
         self._watch_unused(known)
         self._check_budget()
@@ -421,9 +421,9 @@ class Grower:
             for optimizer in self._optimizers:
                 forget(optimizer, self.model.parameters())
 
-    def _join(self, ranks: Ranks) -> None:
+    def _join(self, processes: Processes) -> None:
         """Decide together with other processes from now on; called in the first pass that runs in all of them."""
-        ranks.check_same(
+        processes.check_same(
             {
                 "strategy": repr(self.strategy),
                 "seed": self.generator.initial_seed(),
@@ -435,13 +435,13 @@ class Grower:
                 "shapes of parameters": [(name, tuple(own.shape)) for name, own in self.model.named_parameters()],
             }
         )
-        self.buffer.join(ranks)
+        self.buffer.join(processes)
         for layer in self._layers or ():
-            layer.ranks = ranks
+            layer.processes = processes
         if self._widths is not None and self._widths.structure.not_called:  # attached before the model was wrapped
             self._watch_again(self._widths)
         if self.buffer.untrained is not None:  # attached before DistributedDataParallel made the models equal
-            self.buffer.untrained = self.buffer.untrained.of_first(ranks)
+            self.buffer.untrained = self.buffer.untrained.of_first(processes)
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
         """Add a batch of inputs to the buffer, so that widths can be measured from the first gradient step.
@@ -594,9 +594,9 @@ class Grower:
         if problem := self._widths.differs_from(self.model):
             raise ValueError(f"{problem}: call grower.detach() and make a new Grower for the changed model")
         for layer in due:
-            if any(seen.stale for seen in layer.all_seen):
-                for seen in layer.all_seen:
-                    seen.clear()
+            if any(record.stale for record in layer.records):
+                for record in layer.records:
+                    record.clear()
                 self._warn(
                     "inputs were modified in place or widths resized between the backward pass and grower.step(): "
                     "gradients of such steps are not used"
@@ -609,10 +609,10 @@ class Grower:
                 key="without gradients",
             )
         lost = self.buffer.drop_overwritten() and "activations" in self.strategy.uses
-        recorded = [seen for layer in due for seen in layer.all_seen]
-        flags = not lost, self.buffer.known, *(bool(seen.pairs) for seen in recorded)
+        recorded = [record for layer in due for record in layer.records]
+        flags = not lost, self.buffer.known, *(bool(record.pairs) for record in recorded)
         try:
-            intact, known, *present = self._taps.ranks.least(flags)
+            intact, known, *present = self._taps.processes.least(flags)
         except RuntimeError as error:
             raise RuntimeError(
                 f"grower.step() lost the other processes ({error}): look for an earlier error there, and call "
@@ -621,9 +621,9 @@ class Grower:
         if not intact:
             self._warn("the model's inputs were modified in place before grower.step(): no growth at such steps")
             return []
-        for seen, in_all in zip(recorded, present, strict=True):
+        for record, in_all in zip(recorded, present, strict=True):
             if not in_all:  # in some process, no gradient has reached it
-                seen.clear()
+                record.clear()
         if self._taps.keep_inputs:
             self.buffer.exchange(bool(known))
         self.buffer.request(layer.name for layer in due)
@@ -743,8 +743,10 @@ class Grower:
 
     def _loss_with(self, layer: Layer, closure: Callable[[], Any]) -> Callable[[Any], float]:
         """Function that maps the values of one new neuron to the loss with it, over all processes."""
-        loss, ranks = loss_with(self.model, layer.width, closure, self.generator), self._taps.ranks
-        return lambda values: float(ranks.mean(torch.tensor(loss(values), device=next(iter(values.values())).device)))
+        loss, processes = loss_with(self.model, layer.width, closure, self.generator), self._taps.processes
+        return lambda values: float(
+            processes.mean(torch.tensor(loss(values), device=next(iter(values.values())).device))
+        )
 
     def _seed_at(self, layer: Layer) -> int:
         """A seed for a layer's trigger at this step; it takes nothing from the random numbers of growth."""
@@ -828,7 +830,7 @@ class Grower:
             "sizes": {width.name: width.size for width in self._widths or () if width.fixed is None},
             "generator": self.generator.get_state(),
             "calls": [call.saved for call in self.buffer.calls if call.intact],
-            "rank": self._taps.ranks.rank if self.buffer.rank is None else self.buffer.rank,
+            "rank": self._taps.processes.rank if self.buffer.rank is None else self.buffer.rank,
             "passes": self.buffer.passes,
             "example": calls[0] if calls else None,
             "further examples": calls[1:],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import metrics
 from ..layer import Layer, Requirement, scaled_like
 from ..metrics import Metric
-from ..passes.seen import NotFinite
+from ..passes.records import NotFinite
 from .base import Initialization, Neurons, candidate_count, parameter_values
 
 
@@ -50,7 +50,7 @@ class Select(Initialization):
         products = H.products(new)
         if not products.finite:
             raise NotFinite(f"activations of {layer.name}")
-        if self.metric == "orthogonality" and layer.convolutional:
+        if self.metric == "orthogonality" and layer.convolutional_network:
             scores = _orthogonality_of_images(H.samples, new.samples)
             best = scores.argsort(descending=not self.least, stable=True)[:count]
         else:

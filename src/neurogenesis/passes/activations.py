@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import metrics
 from ..explained import Moments
-from .ranks import Ranks
+from .processes import Processes
 
 
 class Activations:
@@ -184,19 +184,23 @@ class SharedActivations(Activations):
     Args:
         own: the batches of this process.
         described: the batches of all processes, in order.
-        ranks: the processes.
+        processes: the processes.
         device: where the model is.
     """
 
-    def __init__(self, own: list[Tensor], described: Sequence[Batch], ranks: Ranks, device: torch.device):
+    def __init__(self, own: list[Tensor], described: Sequence[Batch], processes: Processes, device: torch.device):
         super().__init__(own)
-        self.described, self.ranks, self.device = described, ranks, device
+        self.described, self.processes, self.device = described, processes, device
         self.together: Sequence[SharedActivations] = [self]  # of several layers, whose products are exchanged at once
         self._summed: Tensor | None = None
 
     @staticmethod
     def latest_of(
-        own: Sequence[Tensor | None], described: Sequence[Batch], samples: int, ranks: Ranks, device: torch.device
+        own: Sequence[Tensor | None],
+        described: Sequence[Batch],
+        samples: int,
+        processes: Processes,
+        device: torch.device,
     ) -> SharedActivations | None:
         """The latest samples of the batches of all processes; None if there is none.
 
@@ -204,25 +208,25 @@ class SharedActivations(Activations):
             own: the batches of this process, None for calls that have not reached the layer.
             described: the batches of all processes, in order.
             samples: the number of samples.
-            ranks: the processes.
+            processes: the processes.
             device: where the model is.
         """
         mine = list(own)
         kept: list[Batch] = []
         kept_own: list[Tensor] = []
         for each in reversed(described):
-            batch = mine.pop() if each.rank == ranks.rank else None
+            batch = mine.pop() if each.rank == processes.rank else None
             taken = min(each.samples, samples)
             if taken > 0:
                 samples -= taken
                 kept.insert(0, replace(each, samples=taken))
                 if batch is not None:
                     kept_own.insert(0, batch[-taken:])
-        return SharedActivations(kept_own, kept, ranks, device) if kept else None
+        return SharedActivations(kept_own, kept, processes, device) if kept else None
 
     @cached_property
     def batches(self) -> list[Tensor]:
-        found = [iter(theirs) for theirs in self.ranks.tensors(self._batches)]
+        found = [iter(theirs) for theirs in self.processes.tensors(self._batches)]
         return [next(found[each.rank]) for each in self.described]
 
     @property
@@ -242,18 +246,18 @@ class SharedActivations(Activations):
         if all(each.finite for each in self.described):
             return True
         # What is not finite may be among the samples that were left out.
-        (in_all,) = self.ranks.least([all(_all_finite(batch) for batch in self._batches)])
+        (in_all,) = self.processes.least([all(_all_finite(batch) for batch in self._batches)])
         return bool(in_all)
 
     @cached_property
     def _gram(self) -> Tensor:
-        return self.ranks.sums([self._own("_gram", torch.promote_types(self.dtype, torch.float64))])[0]
+        return self.processes.sums([self._own("_gram", torch.promote_types(self.dtype, torch.float64))])[0]
 
     @property
     def _single_gram(self) -> Tensor:
         if self._summed is None:
             missing = [each for each in self.together if each is self or (each._single and each._summed is None)]
-            sums = self.ranks.sums([each._own("_single_gram", torch.float64) for each in missing])
+            sums = self.processes.sums([each._own("_single_gram", torch.float64) for each in missing])
             for each, total in zip(missing, sums, strict=True):
                 each._summed = total
         assert self._summed is not None

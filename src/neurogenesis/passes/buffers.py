@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..structure.axes import named_tensors
 from ..structure.widths import Width
 from .activations import Activations, Batch, SharedActivations
-from .ranks import ALONE, Ranks
+from .processes import ALONE, Processes
 from .replay import Call, Watch, replays
 from .routes import Route, select_neurons
 
@@ -56,10 +56,10 @@ class Untrained:
         points = {name: (p.module, p.side, p.positions, p.in_order) for name, p in self.points.items()}
         return [dict(self.tensors), list(self.attributes), points, dict(self.fan_out_norms)]
 
-    def of_first(self, ranks: Ranks) -> Untrained:
+    def of_first(self, processes: Processes) -> Untrained:
         """The model of the first process."""
-        tensors = dict(zip(self.tensors, ranks.of_first(self.tensors.values()), strict=True))
-        norms = dict(zip(self.fan_out_norms, ranks.of_first(self.fan_out_norms.values()), strict=True))
+        tensors = dict(zip(self.tensors, processes.of_first(self.tensors.values()), strict=True))
+        norms = dict(zip(self.fan_out_norms, processes.of_first(self.fan_out_norms.values()), strict=True))
         return replace(self, tensors=tensors, fan_out_norms=norms)
 
     @staticmethod
@@ -111,7 +111,7 @@ class Buffer:
 
     def __init__(self, model: nn.Module, limit: int):
         self.model, self.limit = model, limit
-        self.ranks = ALONE  # the processes that train the model together
+        self.processes = ALONE  # the processes that train the model together
         self.calls: list[Call] = []  # of this process
         self.rank: int | None = None  # the process that saved the calls, if they were loaded, until `join`
         self.passes = 0  # number of calls in the process that has the most, at the latest exchange
@@ -130,13 +130,13 @@ class Buffer:
         """Add the inputs of a call of the model and drop the oldest ones beyond the limit."""
         self.clear_activations()
         self.calls.append(call)
-        _drop_oldest(self.calls, self._most_items(self._watched, self.calls, self.ranks.count))
+        _drop_oldest(self.calls, self._most_items(self._watched, self.calls, self.processes.count))
         self._training_modes = [(module, module.training) for module in self.model.modules()]
 
-    def join(self, ranks: Ranks) -> None:
+    def join(self, processes: Processes) -> None:
         """Measure on the inputs of all processes from now on."""
-        self.ranks = ranks
-        if self.rank not in (None, ranks.rank):
+        self.processes = processes
+        if self.rank not in (None, processes.rank):
             self.calls.clear()  # they were saved by another process, which has them
         self.rank = None
 
@@ -150,13 +150,13 @@ class Buffer:
         """
         self.clear()
         self.calls[:], self.rank, self.passes = calls, rank, passes
-        if self.ranks is not ALONE:
-            self.join(self.ranks)
+        if self.processes is not ALONE:
+            self.join(self.processes)
 
     @property
     def known(self) -> bool:
         """Whether the other processes know the shapes of the inputs, because these are as at the latest exchange."""
-        return self.ranks is ALONE or self.ranks.know(self.calls)
+        return self.processes is ALONE or self.processes.know(self.calls)
 
     def exchange(self, known: bool | None = None) -> None:
         """Tell the other processes of the inputs, before all of them measure activations on the same ones.
@@ -164,10 +164,10 @@ class Buffer:
         Args:
             known: whether the inputs of all processes are `known`; if None, the processes tell each other.
         """
-        if self.ranks is ALONE:
+        if self.processes is ALONE:
             self.passes = len(self.calls)
         else:
-            self._all, self._fetched = _interleaved(self.ranks.described_calls(self.calls, known)), None
+            self._all, self._fetched = _interleaved(self.processes.described_calls(self.calls, known)), None
             self.passes = max(Counter(rank for rank, _ in self._all).values(), default=0)
 
     @property
@@ -229,7 +229,7 @@ class Buffer:
     def _with_tensors(self) -> list[Call]:
         """The calls of all processes, which exchange them."""
         if self._fetched is None:
-            self._fetched = [call for _, call in _interleaved(self.ranks.calls(self.calls))]
+            self._fetched = [call for _, call in _interleaved(self.processes.calls(self.calls))]
         return self._fetched
 
     def _first(self, names: Iterable[str], calls: Sequence[Call]) -> int:
@@ -324,21 +324,22 @@ class Buffer:
         if self._all is None:
             found = _together(self._runs(known[first:], points, tensors, attributes))
             return {name: each.latest(self.items(name)) for name, each in found.items()}
-        measured, rank = self._all[first:], self.ranks.rank
+        measured, rank = self._all[first:], self.processes.rank
         own = self._runs([call for of, call in measured if of == rank], points, tensors, attributes)
         batches = [[seen[name][0] if name in seen else None for name in points] for seen in own]
         shapes = [list(map(Batch.numbers, each)) for each in batches]
         numbers = torch.tensor(shapes, dtype=torch.int64).reshape(-1, len(points), 5)
         counts = Counter(of for of, _ in measured)
         of_all = [
-            iter(each.tolist()) for each in self.ranks.gathered(numbers, [counts[r] for r in range(self.ranks.count)])
+            iter(each.tolist())
+            for each in self.processes.gathered(numbers, [counts[r] for r in range(self.processes.count)])
         ]
         described = [(of, next(of_all[of])) for of, _ in measured]
         device = next(iter(named_tensors(self.model).values())).device
         result: dict[str, SharedActivations] = {}
         for number, name in enumerate(points):
             ours, everyones = [each[number] for each in batches], [Batch.of(of, each[number]) for of, each in described]
-            if shared := SharedActivations.latest_of(ours, everyones, self.items(name), self.ranks, device):
+            if shared := SharedActivations.latest_of(ours, everyones, self.items(name), self.processes, device):
                 result[name] = shared
         for each in result.values():
             each.together = list(result.values())

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .ranks import Ranks
+from .processes import Processes
 
 _MEETINGS: Counter[str] = Counter()  # growers by name of their group, which its processes create in the same order
 _PATIENCE = 0.5  # seconds after which a process asks whether the others have trained on
@@ -24,12 +24,12 @@ class Meeting:
     """Where the processes that train a model meet before each look.
 
     Args:
-        ranks: the processes.
+        processes: the processes.
     """
 
-    def __init__(self, ranks: Ranks):
-        self._ranks, self._store = ranks, _store_of(ranks.group)
-        group = str(ranks.group.group_name)
+    def __init__(self, processes: Processes):
+        self._processes, self._store = processes, _store_of(processes.group)
+        group = str(processes.group.group_name)
         self._name = f"neurogenesis {_MEETINGS[group]}"
         self._missed, self._looks = 0, 0
         _MEETINGS[group] += 1
@@ -38,7 +38,7 @@ class Meeting:
         """Say that this process trains on without a look; called when a pass begins."""
         self._missed += 1
         if self._store is not None:
-            self._store.add(self._key("missed", self._ranks.rank), 1)
+            self._store.add(self._key("missed", self._processes.rank), 1)
 
     def wait(self, problem: str, seconds: float = math.inf) -> None:
         """Wait for all processes; raise RuntimeError with the problem if some have trained on, or do not come.
@@ -48,26 +48,26 @@ class Meeting:
             seconds: how long to wait for those that have neither come nor trained on; without an error, as an exchange
                 of tensors finds out whether they have ended. By default as long as the process group waits.
         """
-        store, ranks = self._store, self._ranks
+        store, processes = self._store, self._processes
         if store is None:
             return
         self._looks += 1
-        store.set(self._key(self._looks, ranks.rank), "")
-        if store.add(self._key(self._looks, "present"), 1) == ranks.count:
+        store.set(self._key(self._looks, processes.rank), "")
+        if store.add(self._key(self._looks, "present"), 1) == processes.count:
             store.set(self._key(self._looks, "all"), "")
-            for each in ("present", "all", *range(ranks.count)):  # which all have read
+            for each in ("present", "all", *range(processes.count)):  # which all have read
                 store.delete_key(self._key(self._looks - 1, each))
         started, pause = time.monotonic(), 1e-4
         while not store.check([self._key(self._looks, "all")]):
             waited = time.monotonic() - started
             if waited > seconds:
                 return
-            others = [rank for rank in range(ranks.count) if rank != ranks.rank] if waited > _PATIENCE else []
+            others = [rank for rank in range(processes.count) if rank != processes.rank] if waited > _PATIENCE else []
             gone = [rank for rank in others if store.add(self._key("missed", rank), 0) > self._missed]
             if not gone and waited > 0.8 * store.timeout.total_seconds():  # before the others give up
                 gone = [rank for rank in others if not store.check([self._key(self._looks, rank)])]
             if gone:
-                raise RuntimeError(problem.format(here=ranks.rank, others=", ".join(map(str, gone))))
+                raise RuntimeError(problem.format(here=processes.rank, others=", ".join(map(str, gone))))
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
 

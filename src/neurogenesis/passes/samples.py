@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ranks import ALONE, Ranks
+from .processes import ALONE, Processes
 from .replay import Call
 
 FOLDS = 16
@@ -208,7 +208,7 @@ class Samples:
         number = number_of(self._smallest)
         return number > _MANY or 0 < number <= _REPEATED * self._without_new
 
-    def number(self, processes: Ranks = ALONE) -> float:
+    def number(self, processes: Processes = ALONE) -> float:
         """The number of samples in the training set: as told, or else of those that have been seen.
 
         As long as none has been seen twice, as many again are expected.

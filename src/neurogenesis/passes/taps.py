@@ -22,10 +22,10 @@ from .buffers import Buffer
 from .checkpointing import Awaited, inside_backward, places, saving_apart
 from .compiled import EagerPasses, PassHook
 from .meeting import Meeting
-from .ranks import ALONE, Ranks
+from .processes import ALONE, Processes
 from .replay import Call, Hook, observe
 from .samples import Samples
-from .seen import Seen
+from .records import ConsumerRecord
 
 
 class Taps:
@@ -36,7 +36,7 @@ class Taps:
         buffer: stores the inputs of training passes.
         on_first_call: called once before the first training pass, with its arguments, or with the given examples.
         keep_inputs: whether to store the inputs of every pass in the buffer.
-        on_ranks: called in the first pass that runs in several processes, and whenever these change.
+        on_processes: called in the first pass that runs in several processes, and whenever these change.
         wrapper: what `torch.compile` made of the model, if the user calls that.
         on_failure: called with the error if a pass of the model fails.
     """
@@ -47,7 +47,7 @@ class Taps:
         buffer: Buffer,
         on_first_call: Callable[[Sequence[Call]], None] | None = None,
         keep_inputs: bool = True,
-        on_ranks: Callable[[Ranks], None] | None = None,
+        on_processes: Callable[[Processes], None] | None = None,
         wrapper: nn.Module | None = None,
         on_failure: Callable[[BaseException], None] = lambda _: None,
         samples: Samples | None = None,
@@ -59,17 +59,17 @@ class Taps:
         self.backward_visible = True  # whether the model's outputs can show a backward pass
         self.muted = False  # set while the library itself runs the model
         self.recording = False
-        self.ranks = ALONE  # the processes that train the model together
+        self.processes = ALONE  # the processes that train the model together
         self.synchronized = True  # whether the gradients of the latest pass are averaged over them
         self.meeting: Meeting | None = None  # where these processes meet before they look
         self.unseen_step = False  # whether the optimizer has stepped since the last call of grower.step()
-        self._on_ranks = on_ranks
+        self._on_processes = on_processes
         self._on_failure = on_failure
         self._on_first_call = on_first_call
         self._call: Call | None = None
         self.wanted: frozenset[str] = frozenset()  # widths whose gradients are needed at the next step
         self.idle = False  # whether nothing is recorded: training passes are only counted, which takes no time
-        self._watched: Sequence[Seen] = ()
+        self._watched: Sequence[ConsumerRecord] = ()
         self.stepped_since_backward = False  # whether the optimizer has stepped since the last backward pass
         self._calls: Counter[tuple[str, ...]] = Counter()  # of modules in this pass
         self._inputs: dict[tuple[str, ...], Tensor] = {}
@@ -87,7 +87,7 @@ class Taps:
         self._eager_passes = EagerPasses(model, wrapper)
         self.run_eagerly(True)  # to find the widths before the first pass
 
-    def watch(self, widths: Sequence[Seen], norms: bool = True) -> None:
+    def watch(self, widths: Sequence[ConsumerRecord], norms: bool = True) -> None:
         """Record the inputs and gradients of widths and, if `norms`, the norms of their parameters' gradients.
 
         They replace those that have been recorded so far.
@@ -96,18 +96,20 @@ class Taps:
         self._points.clear()
         _remove(self._point_handles)
         _remove(self._gradient_handles)
-        for seen in widths:
-            route = seen.route
+        for record in widths:
+            route = record.route
             producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
-            self._tap(seen, "H_prev", producer, "input", partial(self._on_input, seen, "H_prev"))
-            self._tap(seen, "H", consumer, "input", partial(self._on_input, seen, "H"))
-            self._tap(seen, "output", consumer, "output", partial(self._on_output, seen))
+            self._tap(record, "H_prev", producer, "input", partial(self._on_input, record, "H_prev"))
+            self._tap(record, "H", consumer, "input", partial(self._on_input, record, "H"))
+            self._tap(record, "output", consumer, "output", partial(self._on_output, record))
             for axis, role in ((route.producer, "fan-in"), (route.consumer, "fan-out")) if norms else ():
-                self._tap_gradient(seen, axis, role)
+                self._tap_gradient(record, axis, role)
 
-    def _tap(self, seen: Seen, what: str, module: nn.Module, side: Any, action: Callable[[Tensor], None]) -> None:
-        name = seen.width.name
-        key = *seen.key, what
+    def _tap(
+        self, record: ConsumerRecord, what: str, module: nn.Module, side: Any, action: Callable[[Tensor], None]
+    ) -> None:
+        name = record.width.name
+        key = *record.key, what
 
         def act(tensor: Tensor) -> None:
             if name not in self.wanted or is_internal_run(self.model):
@@ -117,8 +119,8 @@ class Taps:
                     self._calls[key] += 1
                     if self._calls[key] > constant:
                         action(tensor)
-            elif seen.key in self._awaited and what != "H_prev" and inside_backward():
-                self._recomputed(seen, what, tensor)
+            elif record.key in self._awaited and what != "H_prev" and inside_backward():
+                self._recomputed(record, what, tensor)
 
         constant = constant_calls(module)
 
@@ -155,13 +157,13 @@ class Taps:
         """Whether the next training passes run eagerly."""
         return self._pass_hooks[0].eager
 
-    def _tap_gradient(self, seen: Seen, axis: Axis, role: str) -> None:
+    def _tap_gradient(self, record: ConsumerRecord, axis: Axis, role: str) -> None:
         path, _, name = axis.tensor.rpartition(".")
         parameter = getattr(self.model.get_submodule(path), name)
 
         def arrived(parameter: Tensor) -> None:
-            if seen.width.name in self.wanted and not self.muted and parameter.grad is not None:
-                seen.add_gradient(role, axis, parameter.grad, alone=self.ranks is ALONE)
+            if record.width.name in self.wanted and not self.muted and parameter.grad is not None:
+                record.add_gradient(role, axis, parameter.grad, alone=self.processes is ALONE)
 
         if parameter.requires_grad:
             self._gradient_handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
@@ -215,7 +217,7 @@ class Taps:
             self._without_gradients.discard(where)
         if self._eager_passes.bypassed:
             raise RuntimeError("model.compile() was called after Grower(model, optimizer): call it before")
-        self._find_ranks()
+        self._find_processes()
         latest = self.buffer.latest or self._call
         if latest is not None and not latest.intact:
             self.buffer.inputs_overwritten = True
@@ -246,7 +248,7 @@ class Taps:
         """Note a training pass that runs compiled; arguments other than tensors are those of the last eager pass."""
         if self.muted:
             return
-        self._find_ranks()
+        self._find_processes()
         self._count_pass()
         self.backward_visible = False
         like = self._call
@@ -254,21 +256,21 @@ class Taps:
             copies = [tensor.clone() for tensor in inputs]  # the graph may reuse their memory
             self.buffer.add(like.with_tensors(copies))
 
-    def _find_ranks(self) -> None:
+    def _find_processes(self) -> None:
         """Find the processes of the `DistributedDataParallel` that runs the model."""
         wrapper = active_wrapper(self.model)
         if wrapper is None:
             return
         self.synchronized = wrapper.require_backward_grad_sync
-        ranks = Ranks(wrapper.process_group)
-        if ranks.count > 1 and ranks != self.ranks:
-            self.ranks, self.meeting = ranks, Meeting(ranks)
+        processes = Processes(wrapper.process_group)
+        if processes.count > 1 and processes != self.processes:
+            self.processes, self.meeting = processes, Meeting(processes)
             self.meeting.wait(
                 "a Grower watches the model in process {here}, but none has seen a training pass in process {others}: "
                 "create it in every process"
             )
-            if self._on_ranks is not None:
-                self._on_ranks(ranks)
+            if self._on_processes is not None:
+                self._on_processes(processes)
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if output is None and (error := sys.exc_info()[1]) is not None and not is_internal_run(module):
@@ -287,43 +289,43 @@ class Taps:
     def _on_backward(self, gradient: Tensor) -> None:
         self.backward_passes += 1
 
-    def _on_input(self, seen: Seen, what: str, tensor: Tensor) -> None:
+    def _on_input(self, record: ConsumerRecord, what: str, tensor: Tensor) -> None:
         kept = tensor.detach().clone() if self.buffer.inputs_overwritten else tensor.detach()
-        key = (*seen.key, what)
+        key = (*record.key, what)
         self._inputs[key] = kept
 
-    def _on_output(self, seen: Seen, tensor: Tensor) -> None:
-        H_prev, H = (self._inputs.pop((*seen.key, what), None) for what in ("H_prev", "H"))
+    def _on_output(self, record: ConsumerRecord, tensor: Tensor) -> None:
+        H_prev, H = (self._inputs.pop((*record.key, what), None) for what in ("H_prev", "H"))
         call = self._call
         if H_prev is None or H is None or call is None:
             return
         if tensor.requires_grad:
-            self._await_gradient(seen, call, H_prev, H, tensor)
+            self._await_gradient(record, call, H_prev, H, tensor)
         elif not torch.is_grad_enabled():
-            self._awaited.setdefault(seen.key, []).append(Awaited.of(call, H_prev, H))
+            self._awaited.setdefault(record.key, []).append(Awaited.of(call, H_prev, H))
 
-    def _recomputed(self, seen: Seen, what: str, tensor: Tensor) -> None:
+    def _recomputed(self, record: ConsumerRecord, what: str, tensor: Tensor) -> None:
         """Record what is computed again in the backward pass, with gradients, by reentrant activation checkpointing."""
-        key = (*seen.key, "H")
+        key = (*record.key, "H")
         if what == "H":
             self._inputs[key] = tensor.detach()
             return
         H = self._inputs.pop(key, None)
         if H is None or not tensor.requires_grad:
             return
-        for number, awaited in enumerate(self._awaited[seen.key]):
+        for number, awaited in enumerate(self._awaited[record.key]):
             if awaited.is_for(H):
-                del self._awaited[seen.key][number]
-                self._await_gradient(seen, awaited.call, awaited.H_prev, awaited.H, tensor)
+                del self._awaited[record.key][number]
+                self._await_gradient(record, awaited.call, awaited.H_prev, awaited.H, tensor)
                 return
 
     @property
     def without_gradients(self) -> list[str]:
         """Layers that ran without gradients in the passes since the last step, and not again in the backward pass."""
-        names = (seen.route.consumer.module for seen in self._watched if self._awaited.get(seen.key))
+        names = (record.route.consumer.module for record in self._watched if self._awaited.get(record.key))
         return list(dict.fromkeys(names))
 
-    def _await_gradient(self, seen: Seen, call: Call, H_prev: Tensor, H: Tensor, tensor: Tensor) -> None:
+    def _await_gradient(self, record: ConsumerRecord, call: Call, H_prev: Tensor, H: Tensor, tensor: Tensor) -> None:
         """Record inputs of a width when the gradient at the consumer's output arrives."""
 
         def arrived(gradient: Tensor) -> None:
@@ -333,14 +335,14 @@ class Taps:
                 self.stepped_since_backward = False
                 for each in self._watched:
                     each.pairs.clear()
-            seen.add(call, H_prev, H, gradient.detach())
+            record.add(call, H_prev, H, gradient.detach())
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
 
     def clear_records(self) -> None:
         """Clear everything recorded since the last step."""
-        for seen in self._watched:
-            seen.clear()
+        for record in self._watched:
+            record.clear()
         self._awaited.clear()
         self._without_gradients.clear()
 

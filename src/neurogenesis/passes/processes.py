@@ -30,7 +30,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Processes:
     """A process group, or a single process if there is none. Methods must be called in all processes."""
 
     group: Any = None
@@ -222,14 +222,14 @@ def _short(text: str, length: int = 200) -> str:
     return text if len(text) <= length else f"{text[:length]}..."
 
 
-ALONE = Ranks()
+ALONE = Processes()
 
 Result = TypeVar("Result")
 Sums = Generator[list[Tensor], list[Tensor], Result]
 """A computation that yields tensors to be added up over processes, gets the sums, and so on; see `summed`."""
 
 
-def summed(computations: Sequence[Sums[Result]], ranks: Ranks) -> list[Result]:
+def summed(computations: Sequence[Sums[Result]], processes: Processes) -> list[Result]:
     """Results of computations that need sums over processes: one exchange serves all of them at a time.
 
     Example:
@@ -249,6 +249,6 @@ def summed(computations: Sequence[Sums[Result]], ranks: Ranks) -> list[Result]:
                 wanted[number] = computations[number].send(own)
             except StopIteration as end:
                 results[number] = end.value
-        totals = iter(ranks.sums([tensor for tensors in wanted.values() for tensor in tensors]))
+        totals = iter(processes.sums([tensor for tensors in wanted.values() for tensor in tensors]))
         sums = {number: [next(totals) for _ in tensors] for number, tensors in wanted.items()}
     return [results[number] for number in range(len(computations))]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..structure.axes import Axis
 from ..structure.widths import Width
-from .ranks import Ranks
+from .processes import Processes
 from .replay import Call
 from .routes import Route
 
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
         return (self.H_prev._version, self.H._version) == self.versions
 
 
-class Seen:
+class ConsumerRecord:
     """Inputs and gradients of one width at one of its consumers.
 
     Attributes:
@@ -78,11 +78,11 @@ class Seen:
         else:  # not yet averaged over processes
             self.gradients[role] = axis, gradient.detach().clone()
 
-    def norms(self, ranks: Ranks) -> dict[str, Tensor]:
+    def norms(self, processes: Processes) -> dict[str, Tensor]:
         """Norms of the gradients of fan-in and fan-out, per neuron."""
         for role in list(self.gradients):
             axis, gradient = self.gradients.pop(role)
-            self.gradient_norms[role] = self.width.norms(axis, ranks.mean(gradient))
+            self.gradient_norms[role] = self.width.norms(axis, processes.mean(gradient))
         return self.gradient_norms
 
     @property
