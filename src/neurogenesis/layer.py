@@ -20,10 +20,10 @@ from .candidates.trials import Candidates, Trials
 from .passes.activations import Activations
 from .passes.buffers import Buffer, Untrained
 from .passes.processes import ALONE, Processes
+from .passes.records import ConsumerRecord, NotFinite, Pair, check_finite
 from .passes.replay import Call
 from .passes.routes import Route
 from .passes.samples import Samples
-from .passes.records import NotFinite, Pair, ConsumerRecord, check_finite
 from .structure.axes import Axis
 from .structure.fills import FanIn
 from .structure.weight_norm import lengths_of, weight_of

@@ -14,9 +14,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..passes.activations import Activations
 from ..passes.buffers import Buffer
+from ..passes.records import NotFinite, Pair, check_finite
 from ..passes.replay import Call, Watch, replay, replays
 from ..passes.routes import Route, select_neurons
-from ..passes.records import NotFinite, Pair, check_finite
 from ..structure.axes import Axis
 from ..structure.widths import Width
 from .grown import grown_tensors

@@ -54,8 +54,8 @@ import torch
 from torch import Tensor, nn
 
 from ..passes.processes import ALONE, Processes, Sums, summed
-from ..passes.samples import KEPT, merged, number_of
 from ..passes.records import NotFinite, Shapes
+from ..passes.samples import KEPT, merged, number_of
 from ..structure.axes import Axis
 from ..structure.edits import Edit
 from ..surgery.plan import Plan, pad_for_growth

@@ -25,9 +25,9 @@ from ..layer import Layer, StepContext
 from ..passes.buffers import Buffer, Untrained
 from ..passes.checkpointing import saving_apart
 from ..passes.processes import Processes
+from ..passes.records import NotFinite
 from ..passes.replay import Call
 from ..passes.samples import Samples
-from ..passes.records import NotFinite
 from ..passes.taps import Taps
 from ..passes.unused import UnusedLayers
 from ..strategies import Strategy

@@ -23,9 +23,9 @@ from .checkpointing import Awaited, inside_backward, places, saving_apart
 from .compiled import EagerPasses, PassHook
 from .meeting import Meeting
 from .processes import ALONE, Processes
+from .records import ConsumerRecord
 from .replay import Call, Hook, observe
 from .samples import Samples
-from .records import ConsumerRecord
 
 
 class Taps:
