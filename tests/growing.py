@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
-from neurogenesis.structure.tracing import call_model, tensors_in
+from neurogenesis.structure.examples import call_model, tensors_in
 
 
 def mlp(*sizes: int, activation: Callable[[], nn.Module] = ng.nn.ReLU) -> nn.Sequential:

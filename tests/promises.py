@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 from neurogenesis.structure.axes import named_tensors
-from neurogenesis.structure.tracing import Example, call_model, tensors_in
+from neurogenesis.structure.examples import Example, call_model, tensors_in
 
 
 def unsettle(model: nn.Module, seed: int = 0) -> None:

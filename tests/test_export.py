@@ -374,7 +374,7 @@ def test_a_copy_trains_by_itself_and_the_original_grows_on() -> None:
     optimizer = adam(other)
     loss_of(other).backward()
     optimizer.step()
-    assert grower._taps.forward_passes == 0
+    assert grower._recorder.since.forward == 0
     train(model, grower, 1)
     assert model[0].out_channels == other[0].out_channels + 1
 

@@ -802,7 +802,7 @@ def test_checkpointed_passes_count_once() -> None:
         optimizer.zero_grad()
         torch.utils.checkpoint.checkpoint(model, torch.randn(20, 10), use_reentrant=False).square().mean().backward()
         optimizer.step()
-        assert grower._taps.forward_passes == 1
+        assert grower._recorder.since.forward == 1
         grower.step()
     assert grower.widths == {"0": 8}
 
@@ -833,7 +833,7 @@ def test_widths_can_be_asked_for_while_a_grower_watches() -> None:
     calls = len(grower.buffer.calls)
     assert [width.name for width in ng.widths(model, torch.randn(2, 10)).growable] == ["0", "2"]
     assert len(grower.buffer.calls) == calls
-    assert grower._taps.forward_passes == 0
+    assert grower._recorder.since.forward == 0
 
 
 @pytest.mark.parametrize("name", ["gradmax", "firefly"])

@@ -550,12 +550,12 @@ def test_positions_of_sequences_are_samples() -> None:
     for number, length in enumerate((128, 128, 100)):
         tokens = torch.randint(20, (16, length))
         step_on(model, optimizer, grower, labels=tokens[:, 0] % 2, input_ids=tokens)
-        assert grower.buffer.full(mlps) and not grower.buffer.full(pooler)  # one row per sequence
+        measurement = grower.buffer.measurement()
+        assert measurement.full(mlps) and not measurement.full(pooler)  # one row per sequence
         held = -(-512 // length)
-        assert grower.buffer.items(mlps) == held
-        seen = grower.buffer.activations(mlps)
+        assert measurement.items(mlps) == held
+        seen = measurement.activations(mlps)
         assert seen is not None and seen.columns == held * length
-        grower.buffer.clear_activations()
         assert len(grower.buffer.calls) == number + 1  # the pooler needs them all
     grower = ng.Grower(model, optimizer, "north-random", buffer=512, exclude=["*pooler*"])
     for _ in range(3):
@@ -569,7 +569,7 @@ def test_a_wide_layer_is_measured_on_twice_as_many_positions_as_neurons() -> Non
     grower = ng.Grower(model, optimizer, "north-random", buffer=16, max_width=40, include=[MLPS])
     for _ in range(4):
         step_on(model, optimizer, grower, input_ids=(tokens := torch.randint(20, (4, 12))), labels=tokens[:, 0] % 2)
-    assert grower.buffer.items("bert.encoder.layer.0.intermediate.dense") == 7  # of 12 tokens, for 80
+    assert grower.buffer.measurement().items("bert.encoder.layer.0.intermediate.dense") == 7  # of 12 tokens, for 80
     assert len(grower.buffer.calls) == 2
 
 
@@ -582,7 +582,7 @@ def test_items_that_are_flattened_are_one_sample_each(shape: tuple[int, ...]) ->
         model(torch.randn(shape)).square().mean().backward()
         optimizer.step()
         grower.step()
-    assert len(grower.buffer.calls) == 4 and grower.buffer.items("1") == 32
+    assert len(grower.buffer.calls) == 4 and grower.buffer.measurement().items("1") == 32
 
 
 # --- saving and loading ----------------------------------------------------------------------------------

@@ -594,7 +594,7 @@ def test_a_width_is_asked_when_training_has_gone_on_for_as_long_again(batch: int
     batches = ((x, torch.randn(batch, 3)) for x, _ in problem(batch))
     looked = 0
     for _ in range(170):
-        looked += bool(grower._taps.wanted) or grower.steps == 0
+        looked += bool(grower._recorder.taps.wanted) or grower.steps == 0
         train(grower, 1, batches)
     assert not grower.history.events
     steps = asked(grower)
@@ -1129,7 +1129,7 @@ def test_a_width_at_its_maximum_is_not_watched() -> None:
     grower = ng.Grower(model, optimizer, "need", max_width=4)
     train(grower, 20, problem())
     assert grower.widths == {"0": 4, "2": 4}
-    assert not grower._taps.wanted
+    assert not grower._recorder.taps.wanted
     assert not model[2]._forward_pre_hooks
 
 

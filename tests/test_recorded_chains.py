@@ -32,7 +32,7 @@ def trials_of(model: nn.Module, batches: Sequence[Any], **options: Any) -> dict[
     found = {}
     for layer in grower.layers:
         assert layer.route is not None
-        found[layer.name] = layer, Trials(model, layer.width, layer.route, grower.buffer)
+        found[layer.name] = layer, Trials(model, layer.width, layer.route, grower.buffer.measurement())
     return found
 
 

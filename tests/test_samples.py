@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
-from neurogenesis.passes.replay import Call
+from neurogenesis.passes.replay import ModelCall
 from neurogenesis.passes.samples import FOLDS, KEPT, Samples, folds, identities, merged, mixed, number_of
 from tests.growing import mlp
 
@@ -36,7 +36,7 @@ INPUTS: dict[str, Any] = {
 
 
 def ids_of(name: str, ids: Tensor) -> Tensor:
-    found = identities(Call.of(*INPUTS[name](ids)))
+    found = identities(ModelCall.of(*INPUTS[name](ids)))
     assert found is not None
     return found
 
@@ -52,12 +52,12 @@ def test_a_sample_has_one_identity_in_any_batch_and_others_have_another(name: st
 
 
 def test_padding_that_is_masked_makes_no_difference() -> None:
-    def padded(length: int, token: int) -> Call:
+    def padded(length: int, token: int) -> ModelCall:
         ids = torch.full((5, length), token)
         mask = torch.zeros_like(ids)
         for row, used in enumerate((3, 5, 7, 8, 8)):
             ids[row, :used], mask[row, :used] = TOKENS[row, :used], 1
-        return Call.of((), {"input_ids": ids, "attention_mask": mask})
+        return ModelCall.of((), {"input_ids": ids, "attention_mask": mask})
 
     first, second = (identities(padded(length, token)) for length, token in ((8, 0), (20, 99)))
     assert first is not None and second is not None
@@ -65,8 +65,8 @@ def test_padding_that_is_masked_makes_no_difference() -> None:
 
 
 def test_a_call_without_tensors_has_no_samples() -> None:
-    assert identities(Call.of((3, "text"), {})) is None
-    assert identities(Call.of((torch.tensor(1.0),), {})) is None
+    assert identities(ModelCall.of((3, "text"), {})) is None
+    assert identities(ModelCall.of((torch.tensor(1.0),), {})) is None
 
 
 def test_folds_have_about_as_many_samples_each() -> None:
@@ -90,7 +90,7 @@ def test_passes_are_counted_until_all_samples_have_been_seen_again() -> None:
     for _ in range(60):
         for batch in X.chunk(5):
             if not samples.known:
-                samples.add(Call.of((batch,), {}))
+                samples.add(ModelCall.of((batch,), {}))
                 counted += 1
             samples.end_step()
     assert samples.number() == 50
@@ -101,7 +101,7 @@ def test_a_stream_of_new_samples_is_counted_until_there_are_many() -> None:
     samples, generator = Samples(), torch.Generator().manual_seed(0)
     passes = 0
     while not samples.known:
-        samples.add(Call.of((torch.randn(1024, 3, generator=generator),), {}))
+        samples.add(ModelCall.of((torch.randn(1024, 3, generator=generator),), {}))
         samples.end_step()
         passes += 1
     assert 55 < passes < 80

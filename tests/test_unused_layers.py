@@ -576,7 +576,7 @@ def test_experts_that_get_no_samples_at_first_are_never_broken(seed: int) -> Non
     assert len(grower._calls) < 6
     sizes = {expert[0].in_features for expert in model.experts}
     assert sizes == {model.a.out_features}
-    assert not grower._widths.structure.unused  # type: ignore[union-attr]
+    assert not grower.layers[0].width.structure.unused
     assert grower.widths["a"] == 12 and grower.widths["before.0"] == 30
 
 

@@ -18,12 +18,14 @@ from .candidates.looks import Pass
 from .candidates.rows import rows_match
 from .candidates.trials import Candidates, Trials
 from .passes.activations import Activations
-from .passes.buffers import Buffer, Untrained
+from .passes.buffers import Buffer
+from .passes.measurements import Measurement
 from .passes.processes import ALONE, Processes
 from .passes.records import ConsumerRecord, NotFinite, Pair, check_finite
-from .passes.replay import Call
+from .passes.replay import ModelCall
 from .passes.routes import Route
 from .passes.samples import Samples
+from .passes.untrained import Untrained
 from .structure.axes import Axis
 from .structure.fills import FanIn
 from .structure.weight_norm import lengths_of, weight_of
@@ -43,7 +45,9 @@ class StepContext:
         find_fan_ins: computes the distribution of random fan-ins, by parameter.
         loss_with: maps the values of one new neuron to the loss with it; None if the loss cannot be evaluated again.
         samples: the samples of the passes since the last step, and how many there are in the training set.
-        prepared: what the trigger has computed for all layers at once, before it is asked about each.
+        measurement: the model on its latest inputs; None if it is not being looked at.
+        untrained: the model before training, until every layer has been measured in it.
+        processes: the processes that train the model together.
     """
 
     step: int = 0
@@ -51,7 +55,9 @@ class StepContext:
     find_fan_ins: Callable[[], Mapping[str, FanIn]] = dict
     loss_with: LossWith | None = None
     samples: Samples = field(default_factory=Samples)
-    prepared: Any = None
+    measurement: Measurement | None = None
+    untrained: Untrained | None = None
+    processes: Processes = ALONE
 
     @cached_property
     def fan_ins(self) -> Mapping[str, FanIn]:
@@ -85,7 +91,6 @@ class Layer:
         memory: numbers, and containers of numbers and tensors, that a trigger keeps from step to step; saved with the
             `Grower`. Replace tensors instead of modifying them.
         now: state that changes from step to step.
-        processes: the processes that train the model together.
     """
 
     def __init__(
@@ -97,7 +102,7 @@ class Layer:
         convolutional_network: bool = False,
         bridge: Bridge | None = None,
         buffer: Buffer | None = None,
-        example: Call | None = None,
+        example: ModelCall | None = None,
     ):
         self.model, self.width, self.route, self.bridge = model, width, route, bridge
         self.convolutional_network, self.example = convolutional_network, example
@@ -106,7 +111,6 @@ class Layer:
         self.out_of_budget = False
         self.memory: dict[str, Any] = {}
         self.now = StepContext()
-        self.processes: Processes = ALONE
         self.records = [] if route is None else [ConsumerRecord(model, width, each) for each in (route, *route.others)]
         self._buffer = None if route is None else buffer
 
@@ -125,6 +129,16 @@ class Layer:
     def step(self) -> int:
         """Number of gradient steps taken."""
         return self.now.step
+
+    @property
+    def processes(self) -> Processes:
+        """The processes that train the model together."""
+        return self.now.processes
+
+    @property
+    def training_samples(self) -> float:
+        """Number of samples in the training set, as far as it is known."""
+        return self.now.samples.number(self.processes)
 
     @property
     def full(self) -> bool:
@@ -213,8 +227,16 @@ class Layer:
         return self._activations.matrix
 
     @property
+    def measurement(self) -> Measurement | None:
+        """The model on its latest inputs: at a look, that of all layers; None if inputs are not kept."""
+        if self.now.measurement is not None or self._buffer is None:
+            return self.now.measurement
+        return self._buffer.measurement()
+
+    @property
     def _activations(self) -> Activations:
-        found = None if self._buffer is None else self._buffer.activations(self.name)
+        measurement = self.measurement
+        found = None if measurement is None else measurement.activations(self.name)
         if found is None:
             raise ValueError(
                 f"{self.name} has no activations: none of the model's latest inputs has reached it (they are kept only "
@@ -226,12 +248,13 @@ class Layer:
 
     def untrained(self) -> tuple[Activations, Untrained] | None:
         """Activations of the untrained model on the same inputs, and that model; None once all layers are measured."""
-        if self._buffer is None or (found := self._buffer.untrained_activations(self.name)) is None:
+        model, measurement = self.now.untrained, self.measurement
+        found = None if model is None or measurement is None else model.activations(self.name, measurement)
+        if model is None or found is None:
             return None
-        assert self._buffer.untrained is not None
         if not found.finite:
             raise NotFinite(f"activations of {self.name}")
-        return found, self._buffer.untrained
+        return found, model
 
     @property
     def ready(self) -> bool:
@@ -241,14 +264,20 @@ class Layer:
     @property
     def waiting(self) -> str | None:
         """What is missing before the activations can be measured; None if nothing is."""
-        if self._buffer is None:
+        measurement = self.measurement
+        if measurement is None:
             return "activations are not watched"
-        seen = self._buffer.activations(self.name)
+        seen = measurement.activations(self.name)
         if seen is None:
             return "no input has reached it yet"
-        if seen.columns >= 2 * self.size or self._buffer.full(self.name):
+        if seen.columns >= 2 * self.size or measurement.full(self.name):
             return None
         return f"{seen.columns} of {2 * self.size} activations per neuron seen"
+
+    @property
+    def records_gradients(self) -> bool:
+        """Whether the gradients at its consumers are recorded in training."""
+        return self.bridge is not None
 
     @property
     def has_gradients(self) -> bool:
@@ -379,7 +408,7 @@ class Layer:
     def _trials(self) -> Trials:
         if self.route is None:
             raise ValueError(f"{self.name} cannot be watched: candidates cannot be tried")
-        return Trials(self.model, self.width, self.route, self._buffer)
+        return Trials(self.model, self.width, self.route, self.measurement)
 
     # --- weights for growth ------------------------------------------------------------------------------
 

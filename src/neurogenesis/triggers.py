@@ -9,8 +9,9 @@ Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neur
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -21,8 +22,8 @@ from .defaults import FACTOR, GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .layer import Layer, Requirement, stable_repr
 from .metrics import Metric
 from .passes.activations import Activations
-from .passes.buffers import Untrained
 from .passes.records import NotFinite, check_finite
+from .passes.untrained import Untrained
 from .surgery.plan import Plan
 
 
@@ -77,9 +78,6 @@ class Trigger:
     def start(self, layer: Layer) -> None:
         """Store what is needed of the initial state in ``layer.memory``; called once per layer, before training."""
 
-    def prepare(self, layers: Sequence[Layer]) -> None:
-        """Do for all layers at once what takes longer one by one; called before the trigger is asked about each."""
-
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
         """Adapt ``layer.memory`` to new shapes; called for each layer after any of them have grown."""
 
@@ -90,6 +88,18 @@ class Trigger:
     def __call__(self, layer: Layer) -> Decision | int:
         """Return how many neurons to add now."""
         raise NotImplementedError
+
+    def decide(self, layers: Sequence[Layer]) -> list[Decision]:
+        """Decide about the layers that are looked at in a step; override it if that is faster than one by one."""
+        return [_as_decision(self(layer), layer) for layer in layers]
+
+
+def _as_decision(given: Decision | int, layer: Layer) -> Decision:
+    if isinstance(given, Decision):
+        return given
+    if isinstance(given, bool) or not hasattr(given, "__index__"):
+        raise TypeError(f"{layer.name}: a trigger must return a Decision or an integer, not {given!r}")
+    return Decision(int(given))
 
 
 class _FunctionTrigger(Trigger):
@@ -356,12 +366,42 @@ class Need(Trigger):
                 raise ValueError(f"{name}: expected a positive integer, not {value!r}")
 
     def __call__(self, layer: Layer) -> Decision:
+        return self.decide([layer])[0]
+
+    def decide(self, layers: Sequence[Layer]) -> list[Decision]:
+        reached = [layer for layer in layers if any(record.pairs for record in layer.records)]
+        groups = layers[0].processes.together(reached) if layers else []
+        windows = [own for group in groups for own in self._after_step(group)]
+        found = [self._found(layer, *own) for layer, own in zip(reached, windows, strict=True)]
+        earlier = [layer.memory.get("most", 0.0) for layer in reached]
+        most = max([0.0, *earlier, *(each.whole for each in found if each is not None)])
+        decided = {}
+        for layer, own, each in zip(reached, windows, found, strict=True):
+            layer.memory["most"] = most
+            decided[layer] = self._decision(layer, *own, each)
+        return [decided[layer] if layer in decided else Decision(0, *self._latest(layer)) for layer in layers]
+
+    @staticmethod
+    def _latest(layer: Layer) -> tuple[float | None, float | None]:
+        """The latest measurement and threshold."""
         latest: tuple[float | None, float | None] = layer.memory.get("latest", (None, None))
-        if not any(record.pairs for record in layer.records):
-            return Decision(0, *latest)  # no backward pass has reached the layer
-        if layer.now.prepared is None:
-            self.prepare([layer])
-        before, window, found = layer.now.prepared
+        return latest
+
+    def _found(self, layer: Layer, before: Window, window: Window) -> Statistics | None:
+        """What a window shows, if it ends at this step."""
+        new = [record for record, old in zip(window.records, before.records, strict=True) if record is not old]
+        try:
+            check_finite([each for record in new for each in record.found], f"activations or gradients of {layer.name}")
+        except NotFinite:  # the same passes would be found at the next look
+            layer.memory["window"] = before.without_waiting.state()
+            raise
+        if window.steps == before.steps or window.steps < self._planned(layer, window)[0]:
+            return None
+        return window.statistics(layer.training_samples, layer.processes)
+
+    def _decision(self, layer: Layer, before: Window, window: Window, found: Statistics | None) -> Decision:
+        """Go on with a window, or decide by what it shows."""
+        latest = self._latest(layer)
         if window is before:
             return Decision(0, *latest)  # no pass can be used
         layer.memory["window"] = window.state()
@@ -387,34 +427,6 @@ class Need(Trigger):
         strength = _STRENGTH * min(small, _EARLY_STEPS / layer.step) / found.directions
         return max(errors, min(strength, max(_PART_OF_MOST * most, (1 + small) * errors)), 1.0)
 
-    def prepare(self, layers: Sequence[Layer]) -> None:
-        """Go on with the windows of all layers, and see what those show that have ended.
-
-        Several processes exchange the sums of all layers at once; a single one saves memory by one after the other.
-        """
-        asked = [layer for layer in layers if any(record.pairs for record in layer.records)]
-        if asked and asked[0].processes.count > 1:
-            windows = self._after_step(asked)
-        else:
-            windows = [self._after_step([layer])[0] for layer in asked]
-        most = 0.0
-        for layer, (before, window) in zip(asked, windows, strict=True):
-            new = [record for record, old in zip(window.records, before.records, strict=True) if record is not old]
-            try:
-                check_finite(
-                    [each for record in new for each in record.found], f"activations or gradients of {layer.name}"
-                )
-            except NotFinite:  # the same passes would be found at the next look
-                layer.memory["window"] = before.without_waiting.state()
-                raise
-            found = None
-            if window.steps > before.steps and window.steps >= self._planned(layer, window)[0]:
-                found = window.statistics(layer.now.samples.number(layer.processes), layer.processes)
-            layer.now = replace(layer.now, prepared=(before, window, found))
-            most = max(most, layer.memory.get("most", 0.0), 0.0 if found is None else found.whole)
-        for layer in asked:
-            layer.memory["most"] = most
-
     def _planned(self, layer: Layer, window: Window) -> tuple[int, int]:
         """The number of steps to look at in this window, and the interval between them."""
         planned: tuple[int, int] = layer.memory.get("looks") or self._looks(layer, window, 0)
@@ -431,7 +443,7 @@ class Need(Trigger):
         length, end = min(self.window, max(_FIRST_WINDOW, steps)), max(_FIRST_WINDOW, 2 * steps)
         enough = float(min(_ENOUGH_ITEMS, _EARLY_ITEMS * end))  # what is learned first is strong
         if steps:  # in the first window, there is little to estimate the number of samples from
-            enough = min(enough, layer.now.samples.number(layer.processes))  # one that is seen twice says little more
+            enough = min(enough, layer.training_samples)  # one that is seen twice says little more
         wanted = math.ceil(enough * window.looks / window.items)
         looks = min(max(wanted, _LEAST_LOOKS), _MOST_LOOKS, length)
         return looks, length // looks
@@ -512,7 +524,9 @@ _SMALL_SIZE, _EARLY_STEPS = 16, 80  # below this size, and after so many steps, 
 _PART_OF_MOST = 1 / 3  # of the largest ratio with what the present neurons express: as much is left to learn
 _LEAST_PART = 1 / 16  # of the present neurons are added at least: small steps cost as much as large ones
 
-Final = int | float | Mapping[str, int | float] | None
+Size = int | float | str
+"""A number of neurons, or a factor of the initial size: a float, or a string such as '2x'."""
+Final = Size | Mapping[str, Size] | None
 
 
 @dataclass(frozen=True)
@@ -521,8 +535,8 @@ class Linear(Trigger):
 
     Args:
         steps: total number of gradient steps in training.
-        final: the final size: an int (number of neurons), a float (factor of the initial size), or a mapping from width
-            names to either; the maximum size by default.
+        final: the final size: an int (number of neurons), a float or a string such as "2x" (factor of the initial
+            size), or a mapping from width names to these; the maximum size by default.
         part: fraction of training in which to grow.
     """
 
@@ -560,15 +574,28 @@ class Batched(Trigger):
 def _toward(layer: Layer, final: Final, progress: float) -> Decision:
     if isinstance(final, Mapping):
         final = final.get(layer.name, layer.maximum)
-    target = layer.maximum if final is None else resolved_size(final, layer.initial)
+    target = layer.maximum if final is None else resolved_size(final, layer.initial, f"final size of {layer.name}")
     if target is None:
         raise ValueError(f"the schedule has no final size for {layer.name}: pass final= or max_width=")
     now = layer.initial + _floor((target - layer.initial) * progress)
     return Decision(max(0, now - layer.size), layer.size, now)
 
 
-def resolved_size(size: int | float, initial: int) -> int:
-    """Resolve a size given as an int (number of neurons) or a float (factor of the initial size)."""
+def resolved_size(size: Size, initial: int, what: str = "the final size") -> int:
+    """The number of neurons, given as an int, or as a factor of the initial size: a float or a string.
+
+    Example:
+        >>> resolved_size(24, 16), resolved_size(1.5, 16), resolved_size("1.5x", 16)
+        (24, 24, 24)
+    """
+    factor = re.fullmatch(r"(\d+\.?\d*) ?x", size) if isinstance(size, str) else None
+    if factor is not None:
+        size = float(factor.group(1))
+    if isinstance(size, (bool, str)) or not isinstance(size, (int, float)) or not math.isfinite(size):
+        raise TypeError(
+            f"{what}: expected an int (number of neurons), or a float or a string such as '2x' (factor of the initial "
+            f"size), not {size!r}"
+        )
     return size if isinstance(size, int) else _floor(size * initial)
 
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..passes.replay import Call, as_called, temporary_attributes
+from ..passes.replay import ModelCall, as_called, temporary_attributes
 from ..passes.routes import Route
-from ..structure.tracing import internal_run, restoring_attributes
+from ..structure.running import internal_run, restoring_attributes
 from ..structure.widths import Width
 from .trials import Candidates, Trials, apply_weights
 
 
 def consumed_by_chain(
-    model: nn.Module, width: Width, route: Route, candidates: Candidates, H_prev: Tensor, call: Call, seed: int = 0
+    model: nn.Module, width: Width, route: Route, candidates: Candidates, H_prev: Tensor, call: ModelCall, seed: int = 0
 ) -> Tensor:
     """Candidates in the consumer's input: `Trials.consumed` for routes with a chain.
 
@@ -68,7 +68,7 @@ def _tensors_of(module: nn.Module, path: str, width: Width, count: int) -> dict[
     return tensors
 
 
-def verified_chain(model: nn.Module, width: Width, route: Route, call: Call) -> bool:
+def verified_chain(model: nn.Module, width: Width, route: Route, call: ModelCall) -> bool:
     """Whether the chain gives the same as a trial run of the model, in evaluation and in training mode.
 
     Dropout modules are off in both, as their masks would differ; a dropout that is no module is found this way.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..passes.replay import Call, Watch, replay
+from ..passes.replay import ModelCall, Watch, replay
 from ..passes.routes import Route, select_neurons
 from ..structure.axes import Axis
 from ..structure.edits import Edit, edited
@@ -21,7 +21,7 @@ from .bridge import Bridge, Kernel, Pooling, pooling_from
 from .grown import grown_tensors
 
 
-def find_bridge(model: nn.Module, width: Width, route: Route, call: Call) -> Bridge | str:
+def find_bridge(model: nn.Module, width: Width, route: Route, call: ModelCall) -> Bridge | str:
     """Bridge of a width, or the reason it has none."""
     modules = dict(model.named_modules(remove_duplicate=False))
     producer, consumer = modules[route.producer.module], modules[route.consumer.module]
@@ -170,7 +170,7 @@ def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:
     return number
 
 
-def run_probe(model: nn.Module, width: Width, route: Route, call: Call) -> Probe | str:
+def run_probe(model: nn.Module, width: Width, route: Route, call: ModelCall) -> Probe | str:
     """Follow new neurons, constant 0 and constant 1, from producer to consumer; returns the reason if that fails."""
     modules = dict(model.named_modules(remove_duplicate=False))
     producer, consumer = modules[route.producer.module], modules[route.consumer.module]

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..passes.activations import Activations
-from ..passes.buffers import Buffer
+from ..passes.measurements import Measurement
 from ..passes.records import NotFinite, Pair, check_finite
-from ..passes.replay import Call, Watch, replay, replays
+from ..passes.replay import ModelCall, Watch, replay, replays
 from ..passes.routes import Route, select_neurons
 from ..structure.axes import Axis
 from ..structure.widths import Width
@@ -50,13 +50,13 @@ class Trials:
         model: the model.
         width: the width.
         route: where the width is watched.
-        buffer: the model's latest inputs.
+        measurement: the model on its latest inputs.
     """
 
     model: nn.Module
     width: Width
     route: Route
-    buffer: Buffer | None
+    measurement: Measurement | None
 
     def activations(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
         """Activations of the present neurons, which are finite, and of candidates on the model's latest inputs."""
@@ -129,17 +129,17 @@ class Trials:
 
     @property
     def _limit(self) -> int:
-        return 0 if self.buffer is None else self.buffer.items(self.width.name)
+        return 0 if self.measurement is None else self.measurement.items(self.width.name)
 
     @property
-    def _calls(self) -> Sequence[Call]:
-        return () if self.buffer is None else self.buffer.calls_for([self.width.name])
+    def _calls(self) -> Sequence[ModelCall]:
+        return () if self.measurement is None else self.measurement.calls_for([self.width.name])
 
     def consumed(
         self,
         candidates: Candidates,
         H_prev: Tensor,
-        call: Call,
+        call: ModelCall,
         routes: Sequence[Route],
         seed: int = 0,
         gradients: bool = False,
@@ -170,14 +170,14 @@ class Trials:
         replay(self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
         return [found.get(number) for number in range(len(routes))]
 
-    def producer_input(self, call: Call) -> Tensor | None:
+    def producer_input(self, call: ModelCall) -> Tensor | None:
         """The producer's input in a call of the model, in evaluation mode; None if the producer does not run then."""
         (seen,) = self._runs([call], 0, inputs_and_outputs=True, evaluation=True)
         return seen.get("H_prev")
 
     def _runs(
         self,
-        calls: Sequence[Call],
+        calls: Sequence[ModelCall],
         seed: int,
         candidates: Candidates | None = None,
         *,

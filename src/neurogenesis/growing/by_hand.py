@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import nn
 
 from ..initializations import Initialization, Neurons
-from ..layer import Layer
+from ..layer import Layer, StepContext
 from ..passes.buffers import Buffer
 from ..strategies import Strategy
 from ..structure.axes import unwrapped
+from ..structure.examples import Examples, examples_in
 from ..structure.modes import ordinary_tensors
 from ..structure.reasons import Kind
-from ..structure.tracing import Examples, examples_in
 from ..structure.widths import Width
 from ..surgery.attached import optimizers_of
 from ..surgery.optimizer_state import Optimizers
@@ -50,8 +49,9 @@ def plan_growth(
     source = torch.default_generator if generator is None else generator
     with ordinary_tensors():
         with torch.enable_grad():  # probes of the layer run backward
-            layer = _make_layer(model, found, strategy, example, source)
-        layer.now = replace(layer.now, find_fan_ins=lambda: fan_ins)
+            layer = _make_layer(model, found, strategy, example)
+        seed = 0 if layer.route is None else int(torch.randint(2**31, (1,), generator=source, device=source.device))
+        layer.now = StepContext(seed=seed, find_fan_ins=lambda: fan_ins)
         with torch.no_grad():
             neurons = strategy.initialization(layer, count, source)
     if not isinstance(neurons, Neurons):
@@ -134,9 +134,7 @@ def grow(
     return plan
 
 
-def _make_layer(
-    model: nn.Module, width: Width, strategy: Strategy, example: Examples | None, generator: torch.Generator
-) -> Layer:
+def _make_layer(model: nn.Module, width: Width, strategy: Strategy, example: Examples | None) -> Layer:
     """Layer of a width for an initialization, with the activations of the example if given."""
     initialization = strategy.initialization
     if "gradients" in initialization.needs:
@@ -152,8 +150,6 @@ def _make_layer(
     buffer = Buffer(model, call.samples)
     (layer,) = make_layers(model, strategy, [width], list(map(as_call, examples_in(example))), buffer)
     if layer.route is not None:
-        seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
-        layer.now = replace(layer.now, seed=seed)
         buffer.watch({layer.name: (width, layer.route)})
         buffer.add(call)
     return layer

@@ -18,19 +18,19 @@ from ..candidates.bridge import Bridge
 from ..candidates.probes import find_bridge, run_probe, why_unsupported
 from ..layer import Layer
 from ..passes.buffers import Buffer
-from ..passes.replay import Call
+from ..passes.replay import ModelCall
 from ..passes.routes import Route, find_routes
 from ..strategies import Strategy
 from ..structure.axes import layer_of
+from ..structure.examples import Example
 from ..structure.modes import as_ordinary
 from ..structure.reasons import Kind
-from ..structure.tracing import Example
 from ..structure.widths import Width, Widths
-from ..triggers import resolved_size
+from ..triggers import Size, resolved_size
+from .settings import MaxWidth
 
 FROZEN = frozenset({Kind.FROZEN, Kind.PARTLY_FROZEN})
 _GRADIENTS = frozenset({"gradients", "fan-out gradients"})
-MaxWidth = int | float | Mapping[str, int | float] | None
 
 
 def choose_widths(
@@ -85,10 +85,14 @@ def _no_growable_width(known: Widths) -> str:
 
 
 def make_layers(
-    model: nn.Module, strategy: Strategy, chosen: Sequence[Width], calls: Sequence[Call], buffer: Buffer | None = None
+    model: nn.Module,
+    strategy: Strategy,
+    chosen: Sequence[Width],
+    calls: Sequence[ModelCall],
+    buffer: Buffer | None = None,
 ) -> list[Layer]:
     """Layers of the widths that the strategy supports, as they run in one of the calls; a warning lists the others."""
-    routes: dict[str, tuple[Route | str, Call]] = {}
+    routes: dict[str, tuple[Route | str, ModelCall]] = {}
     for call in calls if strategy.uses else ():
         missing = [width for width in chosen if isinstance(routes.get(width.name, ("",))[0], str)]
         for name, route_or_reason in find_routes(model, missing, call).items():
@@ -164,7 +168,7 @@ def set_maximum_sizes(
     """
     if isinstance(given, Mapping):
         unused = set(map(layer_of, known.structure.unused))  # may have widths that are not known yet
-        named: dict[str, int | float] = {
+        named: dict[str, Size] = {
             known[name].name: size for name, size in given.items() if name in known or name not in unused
         }
     else:
@@ -173,29 +177,25 @@ def set_maximum_sizes(
         limit = named.get(layer.name, otherwise)
         if limit == math.inf:
             continue
-        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit != limit:
-            raise TypeError(
-                f"max_width of {layer.name}: expected an int (number of neurons) or a float (factor of the initial "
-                f"size), not {limit!r}"
-            )
-        layer.maximum = resolved_size(limit, layer.initial)
+        layer.maximum = resolved_size(limit, layer.initial, f"max_width of {layer.name}")
         if layer.maximum < layer.size and not begun:
+            factor = f": for {limit} times the initial size, pass {limit}.0 or '{limit}x'"
             raise ValueError(
                 f"max_width of {layer.name} is {layer.maximum}, below its current size of {layer.size}"
-                + (" (an int is a number of neurons, a float a factor)" if isinstance(limit, int) else "")
+                + (factor if isinstance(limit, int) else "")
             )
         layer.maximum = max(layer.size, layer.maximum // round_to * round_to)
     return set() if otherwise == math.inf else {layer.name for layer in layers if layer.name not in named}
 
 
-def as_call(example: Example) -> Call:
+def as_call(example: Example) -> ModelCall:
     example = as_ordinary(example)
     if isinstance(example, Mapping):
-        return Call.of((), example)
-    return Call.of(example if isinstance(example, tuple) else (example,), {})
+        return ModelCall.of((), example)
+    return ModelCall.of(example if isinstance(example, tuple) else (example,), {})
 
 
-def as_example(model: nn.Module, call: Call) -> Example:
+def as_example(model: nn.Module, call: ModelCall) -> Example:
     if not call.kwargs:
         return call.args
     bound = inspect.signature(model.forward).bind(*call.args, **call.kwargs)

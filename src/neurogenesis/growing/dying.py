@@ -56,11 +56,11 @@ class DeadNeurons:
         if step % max(1, patience // LOOKS):
             return {}
         self.buffer.drop_overwritten()
-        self.buffer.exchange()
-        if not all(self.buffer.full(layer.name) for layer in self.consumers):
+        measurement = self.buffer.shared_measurement()
+        if not all(measurement.full(layer.name) for layer in self.consumers):
             return {}
         own = {layer.width: consumers for layer, consumers in self.consumers.items()}
-        measured = measure(self.buffer, own, evaluation=False)
+        measured = measure(measurement, own, evaluation=False)
         result = {}
         for layer, consumers in self.consumers.items():
             moments = measured[layer.width]

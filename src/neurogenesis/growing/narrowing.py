@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from ..structure.axes import named_tensors, unwrapped
+from ..structure.examples import Examples
 from ..structure.modes import ordinary_tensors
-from ..structure.tracing import Examples
 from ..structure.widths import Width, widths
 from ..surgery.attached import optimizers_of
 from ..surgery.optimizer_state import Optimizers

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..explained import Moments, Remaining, Unfolded, coefficients, staying, total_loss
-from ..passes.buffers import Buffer, Point
-from ..passes.replay import Call
+from ..passes.measurements import Measurement, Point
+from ..passes.quotas import Quota
+from ..passes.replay import ModelCall
 from ..structure.axes import Axis, unwrapped
+from ..structure.examples import Example
 from ..structure.modes import ordinary_tensors
-from ..structure.tracing import Example
 from ..structure.weight_norm import weight_of
 from ..structure.widths import Width, Widths, known_widths
 from ..surgery.attached import average_of
@@ -132,15 +133,15 @@ def _takes_constant(module: nn.Linear | _ConvNd) -> bool:
 
 
 def measure(
-    buffer: Buffer, consumers: Mapping[Width, Sequence[Consumer]], *, evaluation: bool
+    measurement: Measurement, consumers: Mapping[Width, Sequence[Consumer]], *, evaluation: bool
 ) -> dict[Width, list[Moments] | str]:
-    """Moments of what each consumer of each width gets on buffered inputs, or why there are none."""
+    """Moments of what each consumer of each width gets on the latest inputs, or why there are none."""
     points = {
         f"{width.name} {number}": consumer.point(width)
         for width, own in consumers.items()
         for number, consumer in enumerate(own)
     }
-    seen = buffer.at(points, evaluation=evaluation)
+    seen = measurement.in_all_calls(points, evaluation=evaluation)
     result: dict[Width, list[Moments] | str] = {}
     for width, own in consumers.items():
         moments: list[Moments] = []
@@ -256,7 +257,7 @@ def prune(
     return plans
 
 
-def _as_calls(data: Example | list[Example]) -> list[Call]:
+def _as_calls(data: Example | list[Example]) -> list[ModelCall]:
     calls = [as_call(each) for each in (data if isinstance(data, list) else [data])]
     if not calls:
         raise ValueError("prune: the list of inputs is empty")
@@ -289,13 +290,13 @@ def _target(width: Width, size: Size | None) -> int | None:
 
 
 def _measurable(
-    model: nn.Module, chosen: Sequence[Width] | Mapping[Width, object], call: Call, named: bool
+    model: nn.Module, chosen: Sequence[Width] | Mapping[Width, object], call: ModelCall, named: bool
 ) -> dict[Width, list[Consumer]]:
     """Consumers of the widths that can be measured; others are an error if they were named, and else a warning."""
     found = {width: find_consumers(model, width) for width in chosen}
     consumers = {width: own for width, own in found.items() if not isinstance(own, str)}
     problems = {width.name: own for width, own in found.items() if isinstance(own, str)}
-    for width, own in measure(_buffer(model, call), consumers, evaluation=True).items():
+    for width, own in measure(_on(model, call), consumers, evaluation=True).items():
         if isinstance(own, str):
             problems[width.name] = own
             del consumers[width]
@@ -307,19 +308,18 @@ def _measurable(
     return consumers
 
 
-def _buffer(model: nn.Module, call: Call) -> Buffer:
-    buffer = Buffer(model, call.samples)
-    buffer.add(call)
-    return buffer
+def _on(model: nn.Module, call: ModelCall) -> Measurement:
+    """The model on the inputs of one call."""
+    return Measurement(model, [call], Quota(call.samples))
 
 
 def _measured(
-    model: nn.Module, consumers: Mapping[Width, Sequence[Consumer]], calls: Sequence[Call]
+    model: nn.Module, consumers: Mapping[Width, Sequence[Consumer]], calls: Sequence[ModelCall]
 ) -> dict[Width, list[Moments]]:
     """Moments at all consumers on all inputs."""
     totals: dict[Width, list[Moments]] = {}
     for call in calls:
-        for width, own in measure(_buffer(model, call), consumers, evaluation=True).items():
+        for width, own in measure(_on(model, call), consumers, evaluation=True).items():
             if isinstance(own, str):
                 raise ValueError(f"prune: {width.name} cannot be measured on all inputs: {own}")
             before = totals.get(width)
@@ -366,7 +366,7 @@ def _remove(states: Sequence[Remaining | Unfolded], neuron: int) -> None:
 
 
 def _sizes_within(
-    model: nn.Module, limit: int, consumers: Mapping[Width, Sequence[Consumer]], calls: Sequence[Call]
+    model: nn.Module, limit: int, consumers: Mapping[Width, Sequence[Consumer]], calls: Sequence[ModelCall]
 ) -> dict[Width, int | None]:
     """Sizes of the widths within a number of parameters, by removing where the loss is least per parameter."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:

@@ -56,6 +56,14 @@ class Initialization:
     def check(self, layer: Layer) -> None:
         """Raise if the layer is not supported; called once per layer, before training."""
 
+    def check_average(self) -> None:
+        """Raise if it cannot be used with an averaged copy of the model."""
+        if self.changes_present_neurons:
+            raise ValueError(
+                f"{self} changes present neurons, which cannot be done in the averaged model: omit ema= and start a "
+                "new average after growth, or use another initialization"
+            )
+
     def needs_loss(self, layer: Layer) -> bool:
         """Return whether it evaluates the loss again, which requires `Grower.step(closure)`."""
         return False

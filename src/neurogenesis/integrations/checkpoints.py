@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..structure.axes import named_tensors, unwrapped
+from ..structure.examples import Examples
 from ..structure.modes import ordinary_tensors
 from ..structure.solving import sizes_from_shapes
-from ..structure.tracing import Examples
 from ..structure.widths import known_widths, last_widths
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery

@@ -93,8 +93,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         """Create the grower and, if training resumes, load its state."""
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         if self.grower is not None:
-            self.grower.ages = False  # the ages in the optimizer may be those of a checkpoint: keep them
-            self.grower.detach()
+            self.grower.detach(keep_ages=True)  # the ages in the optimizer may be those of a checkpoint
         self.grower = None
         saved = self._saved_state(model, state.global_step) if state.global_step else None
         grower = Grower(model, optimizer, *self.arguments, **self.named)

@@ -175,7 +175,7 @@ class GrowerCallback(Callback):
             grower = self._make_grower(trainer, pl_module, path)
             if self._path == path:  # the one inside a compiled module is still to be called
                 with silent(pl_module):
-                    grower.join(*args, **kwargs)
+                    grower.watch_pass(*args, **kwargs)
         except ValueError as error:  # the reason may be that the first module is only a part of the model
             self._problem = error
             self._release()

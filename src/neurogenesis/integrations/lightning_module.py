@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_map_only
 
-from ..structure.tracing import restoring_attributes
+from ..structure.running import restoring_attributes
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer

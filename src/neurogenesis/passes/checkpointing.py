@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from .replay import Call
+from .replay import ModelCall
 
 
 class Awaited(NamedTuple):
     """Inputs of producer and consumer in a run without gradients, which may be computed again in the backward pass."""
 
-    call: Call
+    call: ModelCall
     H_prev: Tensor
     H: Tensor
     versions: tuple[int, int]
 
     @staticmethod
-    def of(call: Call, H_prev: Tensor, H: Tensor) -> Awaited:
+    def of(call: ModelCall, H_prev: Tensor, H: Tensor) -> Awaited:
         return Awaited(call, H_prev, H, (H_prev._version, H._version))
 
     def is_for(self, H: Tensor) -> bool:
@@ -41,7 +41,7 @@ def inside_backward() -> bool:
 
 def places(args: Any, kwargs: Any) -> tuple[Any, ...]:
     """Where the tensors of a call are in memory, by which it is recognized when it is computed again."""
-    return tuple((tensor.data_ptr(), tensor.shape) for tensor in Call.of(args, kwargs).tensors)
+    return tuple((tensor.data_ptr(), tensor.shape) for tensor in ModelCall.of(args, kwargs).tensors)
 
 
 @contextmanager

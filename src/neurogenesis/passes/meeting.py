@@ -14,8 +14,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .processes import Processes
-
 _MEETINGS: Counter[str] = Counter()  # growers by name of their group, which its processes create in the same order
 _PATIENCE = 0.5  # seconds after which a process asks whether the others have trained on
 
@@ -24,21 +22,21 @@ class Meeting:
     """Where the processes that train a model meet before each look.
 
     Args:
-        processes: the processes.
+        group: their process group.
     """
 
-    def __init__(self, processes: Processes):
-        self._processes, self._store = processes, _store_of(processes.group)
-        group = str(processes.group.group_name)
-        self._name = f"neurogenesis {_MEETINGS[group]}"
+    def __init__(self, group: Any):
+        self._rank, self._count, self._store = dist.get_rank(group), dist.get_world_size(group), _store_of(group)
+        name = str(group.group_name)
+        self._name = f"neurogenesis {_MEETINGS[name]}"
         self._missed, self._looks = 0, 0
-        _MEETINGS[group] += 1
+        _MEETINGS[name] += 1
 
     def miss(self) -> None:
         """Say that this process trains on without a look; called when a pass begins."""
         self._missed += 1
         if self._store is not None:
-            self._store.add(self._key("missed", self._processes.rank), 1)
+            self._store.add(self._key("missed", self._rank), 1)
 
     def wait(self, problem: str, seconds: float = math.inf) -> None:
         """Wait for all processes; raise RuntimeError with the problem if some have trained on, or do not come.
@@ -48,26 +46,26 @@ class Meeting:
             seconds: how long to wait for those that have neither come nor trained on; without an error, as an exchange
                 of tensors finds out whether they have ended. By default as long as the process group waits.
         """
-        store, processes = self._store, self._processes
+        store, rank, count = self._store, self._rank, self._count
         if store is None:
             return
         self._looks += 1
-        store.set(self._key(self._looks, processes.rank), "")
-        if store.add(self._key(self._looks, "present"), 1) == processes.count:
+        store.set(self._key(self._looks, rank), "")
+        if store.add(self._key(self._looks, "present"), 1) == count:
             store.set(self._key(self._looks, "all"), "")
-            for each in ("present", "all", *range(processes.count)):  # which all have read
+            for each in ("present", "all", *range(count)):  # which all have read
                 store.delete_key(self._key(self._looks - 1, each))
         started, pause = time.monotonic(), 1e-4
         while not store.check([self._key(self._looks, "all")]):
             waited = time.monotonic() - started
             if waited > seconds:
                 return
-            others = [rank for rank in range(processes.count) if rank != processes.rank] if waited > _PATIENCE else []
-            gone = [rank for rank in others if store.add(self._key("missed", rank), 0) > self._missed]
+            others = [each for each in range(count) if each != rank] if waited > _PATIENCE else []
+            gone = [each for each in others if store.add(self._key("missed", each), 0) > self._missed]
             if not gone and waited > 0.8 * store.timeout.total_seconds():  # before the others give up
-                gone = [rank for rank in others if not store.check([self._key(self._looks, rank)])]
+                gone = [each for each in others if not store.check([self._key(self._looks, each)])]
             if gone:
-                raise RuntimeError(problem.format(here=processes.rank, others=", ".join(map(str, gone))))
+                raise RuntimeError(problem.format(here=rank, others=", ".join(map(str, gone))))
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
 

@@ -10,7 +10,7 @@ import math
 import pickle
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import count
 from typing import Any, TypeVar
 
@@ -19,7 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from .replay import Call
+from .meeting import Meeting
+from .replay import ModelCall
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,24 @@ class Processes:
     def _device(self) -> torch.device:
         """Where tensors must be to be sent."""
         return torch.device("cuda" if "nccl" in dist.get_backend(self.group) else "cpu")
+
+    @cached_property
+    def _meeting(self) -> Meeting:
+        return Meeting(self.group)
+
+    def meet(self, problem: str, seconds: float = math.inf) -> None:
+        """Wait for all processes; raise RuntimeError with the problem if some do not come; see `Meeting.wait`."""
+        if self.group is not None:
+            self._meeting.wait(problem, seconds)
+
+    def miss(self) -> None:
+        """Say that this process trains on without a look."""
+        if self.group is not None:
+            self._meeting.miss()
+
+    def together(self, items: Sequence[Item]) -> list[Sequence[Item]]:
+        """Groups of items to work on at once: all, since an exchange serves them all; one by one in one process."""
+        return [[item] for item in items] if self.group is None else [items] if items else []
 
     def sums(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over processes."""
@@ -119,13 +140,13 @@ class Processes:
                         f"{_short(theirs[name])} in process {rank}"
                     )
 
-    def calls(self, own: Sequence[Call]) -> list[list[Call]]:
+    def calls(self, own: Sequence[ModelCall]) -> list[list[ModelCall]]:
         """Calls of the model in each process, with copies of their tensors."""
         described = self._descriptions(own)
         received = self._exchanged(_tensors_of(own), [kinds for _, kinds in described])
         return [_with_tensors(calls, theirs) for (calls, _), theirs in zip(described, received, strict=True)]
 
-    def described_calls(self, own: Sequence[Call], known: bool | None = None) -> list[list[Call]]:
+    def described_calls(self, own: Sequence[ModelCall], known: bool | None = None) -> list[list[ModelCall]]:
         """Calls of the model in each process; those of other processes with tensors that have a shape only.
 
         Args:
@@ -137,7 +158,7 @@ class Processes:
         found[self.rank] = list(own)
         return found
 
-    def know(self, own: Sequence[Call]) -> bool:
+    def know(self, own: Sequence[ModelCall]) -> bool:
         """Whether other processes know the calls of this one, but for the content of tensors."""
         return _key(own) in self._described
 
@@ -145,7 +166,7 @@ class Processes:
         """Copies of the tensors of each process, which may differ in number, shapes and types."""
         return self._exchanged(own, self.objects([_Kind.of(tensor) for tensor in own]))
 
-    def _descriptions(self, own: Sequence[Call], known: bool | None = None) -> list[_Description]:
+    def _descriptions(self, own: Sequence[ModelCall], known: bool | None = None) -> list[_Description]:
         """The calls of each process without tensors; they are sent only if some have changed, as most are alike."""
         key = _key(own)
         if known is None:
@@ -200,7 +221,7 @@ _Description = tuple[list[Any], list[_Kind]]
 """Parts of calls with places instead of tensors, and the kinds of the tensors."""
 
 
-def _key(calls: Sequence[Call]) -> bytes:
+def _key(calls: Sequence[ModelCall]) -> bytes:
     """The description of calls, by which they can be compared."""
     numbers = count()
     parts = tree_map_only(
@@ -210,12 +231,12 @@ def _key(calls: Sequence[Call]) -> bytes:
     return pickle.dumps(description)
 
 
-def _tensors_of(calls: Sequence[Call]) -> list[Tensor]:
+def _tensors_of(calls: Sequence[ModelCall]) -> list[Tensor]:
     return [tensor for call in calls for tensor in call.tensors]
 
 
-def _with_tensors(parts: Sequence[Any], tensors: Sequence[Tensor]) -> list[Call]:
-    return [Call.from_parts(*tree_map_only(_Place, lambda place: tensors[place.number], each)) for each in parts]
+def _with_tensors(parts: Sequence[Any], tensors: Sequence[Tensor]) -> list[ModelCall]:
+    return [ModelCall.from_parts(*tree_map_only(_Place, lambda place: tensors[place.number], each)) for each in parts]
 
 
 def _short(text: str, length: int = 200) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..structure.axes import Axis
 from ..structure.widths import Width
 from .processes import Processes
-from .replay import Call
+from .replay import ModelCall
 from .routes import Route
 
 Shapes = tuple[torch.Size, torch.Size]  # of the producer's and the consumer's weight
@@ -36,7 +36,7 @@ def check_finite(tensors: Iterable[Tensor], what: str) -> None:
 class Pair(NamedTuple):
     """The inputs of producer and consumer and the gradient of the loss at the consumer's output in one pass."""
 
-    call: Call
+    call: ModelCall
     H_prev: Tensor
     H: Tensor
     D: Tensor
@@ -69,7 +69,7 @@ class ConsumerRecord:
         """Names of the width and of the consumer's weight."""
         return self.width.name, self.route.consumer.tensor
 
-    def add(self, call: Call, H_prev: Tensor, H: Tensor, D: Tensor) -> None:
+    def add(self, call: ModelCall, H_prev: Tensor, H: Tensor, D: Tensor) -> None:
         self.pairs.append(Pair(call, H_prev, H, D, (H_prev._version, H._version), self.shapes))
 
     def add_gradient(self, role: str, axis: Axis, gradient: Tensor, alone: bool) -> None:

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..structure.randomness import random_state_restored, set_seed
-from ..structure.tracing import constant_calls, internal_run, restoring_attributes
+from ..structure.running import constant_calls, internal_run, restoring_attributes
 
 Side = Literal["input", "output"]
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """The arguments of a call of the model, and its autocast setting."""
 
     args: tuple[Any, ...]
@@ -34,23 +34,25 @@ class Call:
     versions: tuple[int, ...]
 
     @staticmethod
-    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelCall:
         """Record a call with the current autocast setting."""
         if not kwargs and all(type(arg) is Tensor for arg in args):  # fast path for the usual case
             arguments: tuple[tuple[Any, ...], dict[str, Any]] = tuple(arg.detach() for arg in args), {}
         else:
             arguments = tree_map_only(Tensor, Tensor.detach, (tuple(args), dict(kwargs)))
-        call = Call.from_parts(*arguments, None)
+        call = ModelCall.from_parts(*arguments, None)
         device = call.tensors[0].device.type if call.tensors else "cpu"
         if torch.is_autocast_enabled(device):
             call = replace(call, autocast=(device, torch.get_autocast_dtype(device)))
         return call
 
     @staticmethod
-    def from_parts(args: tuple[Any, ...], kwargs: dict[str, Any], autocast: tuple[str, torch.dtype] | None) -> Call:
+    def from_parts(
+        args: tuple[Any, ...], kwargs: dict[str, Any], autocast: tuple[str, torch.dtype] | None
+    ) -> ModelCall:
         leaves = args if not kwargs and all(type(arg) is Tensor for arg in args) else tree_leaves((args, kwargs))
         tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        return Call(args, kwargs, autocast, tensors, tuple(tensor._version for tensor in tensors))
+        return ModelCall(args, kwargs, autocast, tensors, tuple(tensor._version for tensor in tensors))
 
     @property
     def saved(self) -> tuple[tuple[Any, ...], dict[str, Any], tuple[str, torch.dtype] | None]:
@@ -58,16 +60,16 @@ class Call:
         args, kwargs = tree_map_only(Tensor, _alone, (self.args, self.kwargs))
         return args, kwargs, self.autocast
 
-    def copied(self) -> Call:
+    def copied(self) -> ModelCall:
         """Copy of the call with cloned tensors."""
         args, kwargs = tree_map_only(Tensor, Tensor.clone, (self.args, self.kwargs))
-        return Call.from_parts(args, kwargs, self.autocast)
+        return ModelCall.from_parts(args, kwargs, self.autocast)
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> Call:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> ModelCall:
         """The same call with other tensors."""
         given = iter(tensors)
         args, kwargs = tree_map_only(Tensor, lambda _: next(given), (self.args, self.kwargs))
-        return Call.from_parts(args, kwargs, self.autocast)
+        return ModelCall.from_parts(args, kwargs, self.autocast)
 
     @property
     def intact(self) -> bool:
@@ -104,7 +106,7 @@ class _StopRun(BaseException):
 
 def replay(
     model: nn.Module,
-    call: Call,
+    call: ModelCall,
     watches: Sequence[Watch],
     *,
     tensors: Mapping[str, Tensor] | None = None,
@@ -139,11 +141,11 @@ def replays(
     attributes: Sequence[tuple[nn.Module, str, Any]] = (),
     seed: int = 0,
     gradients: bool = False,
-) -> Iterator[Callable[[Call, Sequence[Watch]], None]]:
+) -> Iterator[Callable[[ModelCall, Sequence[Watch]], None]]:
     """Context with a function that runs the model on a call until every watch has acted; arguments as in `replay`."""
     devices = {tensor.device for tensor in model.parameters()}
 
-    def run(call: Call, watches: Sequence[Watch]) -> None:
+    def run(call: ModelCall, watches: Sequence[Watch]) -> None:
         pending, constant = list(watches), [constant_calls(watch.module) for watch in watches]
         replacements = {name: buffer.clone() for name, buffer in model.named_buffers()} | dict(tensors or {})
 
@@ -206,7 +208,7 @@ def _nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 
 @contextmanager
-def as_called(model: nn.Module, call: Call, seed: int | None) -> Iterator[None]:
+def as_called(model: nn.Module, call: ModelCall, seed: int | None) -> Iterator[None]:
     """Set the autocast mode of a call, and a seed if one is given; the states of generators are restored afterwards."""
     with ExitStack() as stack:
         if seed is not None:
@@ -259,7 +261,7 @@ class Hook:
 
 
 def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | None]) -> Any:
-    """Call `action` with the input or output of a module whenever it runs; returns a handle with `remove`."""
+    """ModelCall `action` with the input or output of a module whenever it runs; returns a handle with `remove`."""
     if side == "output":
 
         def after(_: nn.Module, args: Any, output: Any) -> Any:

@@ -12,10 +12,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from ..structure.axes import Axis, named_tensors
-from ..structure.tracing import constant_calls
+from ..structure.running import constant_calls
 from ..structure.weight_norm import lengths_of, why_not_watched
 from ..structure.widths import Width
-from .replay import Call, Side, Watch, observe, replay
+from .replay import ModelCall, Side, Watch, observe, replay
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def select_neurons(tensor: Tensor, module: nn.Module, positions: Tensor, all_in_
     return tensor.movedim(-2, 1).flatten(2)
 
 
-def find_routes(model: nn.Module, widths: Sequence[Width], call: Call) -> dict[str, Route | str]:
+def find_routes(model: nn.Module, widths: Sequence[Width], call: ModelCall) -> dict[str, Route | str]:
     """Route of each width by name, or the reason it has none; runs the model in evaluation mode."""
     modules = dict(model.named_modules(remove_duplicate=False))
     order: list[tuple[str, Tensor, Tensor]] = []
@@ -102,7 +102,7 @@ def _find_route(
     width: Width,
     modules: Mapping[str, nn.Module],
     order: Sequence[tuple[str, Tensor, Tensor]],
-    call: Call,
+    call: ModelCall,
 ) -> Route | str:
     sizes = named_tensors(model)
     first_call: dict[str, int] = {}
@@ -186,7 +186,7 @@ def _is_added(
     route: Route,
     modules: Mapping[str, nn.Module],
     others: Sequence[Axis],
-    call: Call,
+    call: ModelCall,
 ) -> bool:
     """Return whether other producers are added to the first one; gates are multiplied instead."""
     seen: list[Tensor] = []

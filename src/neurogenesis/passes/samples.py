@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .processes import ALONE, Processes
-from .replay import Call
+from .replay import ModelCall
 
 FOLDS = 16
 KEPT = 4096  # identities
@@ -26,14 +26,14 @@ VALUES = 64  # of an item that are hashed, spread over it; of integers, such as 
 _LARGEST = 2**63 - 1
 
 
-def identities(call: Call) -> Tensor | None:
+def identities(call: ModelCall) -> Tensor | None:
     """The identity of each item of a batch, int64; None if the call has no tensors.
 
     Of tokens, masked ones do not count, so that it does not matter how far a sequence is padded.
 
     Example:
         >>> batch = torch.randn(4, 3)
-        >>> first, second = (identities(Call.of([each], {})) for each in (batch, batch.flip(0)))
+        >>> first, second = (identities(ModelCall.of([each], {})) for each in (batch, batch.flip(0)))
         >>> torch.equal(first, second.flip(0)), len(first.unique())
         (True, 4)
     """
@@ -145,7 +145,7 @@ class Samples:
         """Whether no further passes need to be counted: there are many, or all that come have been seen before."""
         return self.total is not None or self._enough
 
-    def add(self, call: Call) -> None:
+    def add(self, call: ModelCall) -> None:
         """Note a training pass."""
         self._passes.append((id(call), identities(call)))
 
@@ -175,7 +175,7 @@ class Samples:
         self._passes[self._identified :] = found
         self._identified = len(self._passes)
 
-    def of(self, call: Call) -> Tensor | None:
+    def of(self, call: ModelCall) -> Tensor | None:
         """The identities of the items of a pass since the last step."""
         # The latest: a call that is gone may have had the same id.
         return next((ids for key, ids in reversed(self._passes) if key == id(call)), None)

@@ -9,8 +9,8 @@ from torch import nn
 
 from ..structure.modes import as_ordinary, ordinary_tensors
 from ..structure.randomness import RandomState, random_state_restored
-from ..structure.tracing import is_internal_run
-from .replay import Call, Hook, temporary_attributes
+from ..structure.running import is_internal_run
+from .replay import Hook, ModelCall, temporary_attributes
 
 
 class UnusedLayers:
@@ -23,7 +23,7 @@ class UnusedLayers:
             arguments of the model.
     """
 
-    def __init__(self, model: nn.Module, parameters: Iterable[str], on_call: Callable[[nn.Module, Call], None]):
+    def __init__(self, model: nn.Module, parameters: Iterable[str], on_call: Callable[[nn.Module, ModelCall], None]):
         self._model, self._on_call = model, on_call
         self._arguments: tuple[Any, Any] | None = None  # of the model, while it runs
         # Before it ran: attributes, such as counters of passes, and generators, which may choose a branch.
@@ -49,7 +49,7 @@ class UnusedLayers:
     def _called(self, module: nn.Module, *_: Any) -> None:
         if self._arguments is not None and not is_internal_run(self._model):
             with ordinary_tensors():
-                call = Call.of(*as_ordinary(self._arguments)).copied()
+                call = ModelCall.of(*as_ordinary(self._arguments)).copied()
             changed = [
                 (each, name, value)
                 for each, before in self._numbers

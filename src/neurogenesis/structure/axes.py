@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .edits import Edit
 from .fills import MEAN, ONE, RANDOM, FanIn, Fill, new_values
+from .labels import Attribute
 from .reasons import Kind, Reason
 from .rules import Axes, Role
 from .terms import (
@@ -29,7 +30,7 @@ from .terms import (
     resolve,
     size,
 )
-from .tracing import Attribute, Tracer
+from .tracing import Tracer
 from .wrappers import remember_wrapper
 
 

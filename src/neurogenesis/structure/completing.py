@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from .axes import Structure, named_tensors
+from .examples import Example
 from .limits import hold_unused
 from .reasons import Kind
 from .terms import Atom, Product, Term, concatenation, product, resolve, size
-from .tracing import Example
 from .widths import Widths, find_widths
 
 Resize = tuple[Atom, int | list[int]]  # neurons added at the end of a width, or the indices of those removed

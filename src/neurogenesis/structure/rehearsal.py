@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from .axes import Structure
 from .edits import edited, grouped
+from .examples import Example, tensors_in
 from .limits import growable_atoms
 from .reasons import Kind, Reason
 from .rules import Axes
 from .terms import Atom, Product, Term, concatenation, fix, leaves, product, resolve, size
-from .tracing import Example, Rejected, Tracer, tensors_in, trace
+from .tracing import Rejected, Tracer, trace
 
 
 class Run(NamedTuple):

@@ -8,20 +8,16 @@ inputs, and the attributes of its modules and the random state are restored.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.module import (
     _global_forward_hooks_with_kwargs,
     register_module_forward_hook,
@@ -31,26 +27,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .fills import Fill
-from .randomness import random_state_restored
+from .calls import ModuleCall, OperationCall
+from .examples import Example, call_model, copied_example, tensors_in
+from .labels import Attribute, Label, NormRecord, RoleRecord, rigid
 from .reasons import Kind, Reason
-from .rules import Axes, Role, RuleError, unknown
+from .rules import Axes, RuleError, unknown
 from .rules.base import checked, rule_for
 from .rules.taught import is_taught, module_rule
-from .terms import Atom, Conflict, Term, fix, leaves, size, unify
-
-Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
-Examples = Example | list[Example]
-
-
-def examples_in(given: Examples) -> list[Example]:
-    """One or several examples, as a list."""
-    if not isinstance(given, list):
-        return [given]
-    if not given:
-        raise ValueError("example: the list is empty: pass inputs that together use all layers of the model")
-    return given
-
+from .running import internal_run, note_constant_calls, preserved
+from .terms import Atom, Conflict, fix, size
 
 _ONE_DNN: Any = torch.backends.mkldnn
 
@@ -66,48 +51,6 @@ class Rejected(Exception):
         self.operation, self.where, self.key = operation, frame.where, frame.key
         self.atoms, self.certain = atoms, certain
         super().__init__(f"{operation} fails in {frame.where}: {reason}")
-
-
-@dataclass(frozen=True)
-class Label:
-    """The axes of a tensor and, if it depends on parameters and buffers only, which ones."""
-
-    axes: Axes
-    static: bool  # computed from parameters and buffers only
-    sources: frozenset[str] = frozenset()  # names of these parameters and buffers
-    zeros: frozenset[str] = frozenset()  # sources whose zeros make entries zero
-    weight: bool = False  # a parameter, or a view or cast of one
-    zero_lost_in: str | None = None  # operation that does not map zero to zero with a nonzero gradient
-
-
-@dataclass(frozen=True)
-class RoleRecord:
-    """The role of one axis of a tensor computed from `sources` only."""
-
-    sources: frozenset[str]
-    term: Term
-    stride: int | None  # None if it is not a view of a parameter
-    role: Role
-    fill: Fill
-
-
-@dataclass(frozen=True)
-class NormRecord:
-    """A weight whose slices along one axis are divided by their norms."""
-
-    sources: frozenset[str]
-    terms: Axes
-    strides: tuple[int | None, ...]
-    axis: int
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """An attribute of a module that stores the size of an axis."""
-
-    module: str
-    name: str
-    term: Term
 
 
 @dataclass
@@ -128,17 +71,6 @@ class _Frame:
     def key(self) -> tuple[type, int]:
         """Identifies an operation across all instances of a module class."""
         return type(self.module), self.operations
-
-
-_CONSTANT_CALLS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-
-
-def constant_calls(module: nn.Module) -> int:
-    """How many calls of a module precede, in a pass of its model, the first that depends on the model's input.
-
-    0 if none depends on it. An example is a layer that computes a norm of its own weights before it is used.
-    """
-    return _CONSTANT_CALLS.get(module, 0)
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -204,7 +136,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._constant_calls[module] += 1
             else:
                 self._reached.add(module)
-                _CONSTANT_CALLS[module] = self._constant_calls[module]
+                note_constant_calls(module, self._constant_calls[module])
         if isinstance(module, _NormBase) and args and isinstance(args[0], Tensor):
             axes = self.label(args[0]).axes[:2]
             fits = [term for term in axes if size(term) == module.num_features]
@@ -224,7 +156,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Label the outputs of a module that has its own rule."""
         rule = module_rule(module)
         assert rule is not None
-        call = _ModuleCall(self, module, args, kwargs)
+        call = ModuleCall(self, module, args, kwargs)
         call.outputs = list(tensors_in(output))
         own = [*module.parameters(), *module.buffers()]
         inputs = [term for tensor in (*call.tensors(), *own) for term in self.label(tensor).axes]
@@ -235,7 +167,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(frame.opaque for frame in frames)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call = _Call(self, func, args, kwargs or {})
+        call = OperationCall(self, func, args, kwargs or {})
         if self._inside_opaque(self.frames):  # the module's rule describes it
             result = func(*args, **(kwargs or {}))
             if torch.Tag.nondeterministic_seeded in func.tags:
@@ -257,7 +189,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._label_outputs(call, rule_for(func), inputs)
         return result
 
-    def _failure(self, call: _Call, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
+    def _failure(self, call: OperationCall, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
         """Build the error for a failed operation: blame the axes that its rule finds in conflict, or else all."""
         try:
             rule(call)
@@ -265,14 +197,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._rejection(call, conflict, inputs, error)
         except Exception:  # the rule needs the outputs, which do not exist
             pass
-        return Rejected(call.name, self.frames[-1], _rigid(inputs), False, error)
+        return Rejected(call.name, self.frames[-1], rigid(inputs), False, error)
 
-    def _rejection(self, call: _Call, conflict: Conflict, inputs: Axes, error: Exception) -> Rejected:
-        present = _rigid(inputs)
-        blamed = _rigid(conflict.suspects) or _rigid(conflict.atoms) or present
+    def _rejection(self, call: OperationCall, conflict: Conflict, inputs: Axes, error: Exception) -> Rejected:
+        present = rigid(inputs)
+        blamed = rigid(conflict.suspects) or rigid(conflict.atoms) or present
         return Rejected(call.name, self.frames[-1], blamed, set(blamed) < set(present), error)
 
-    def _label_outputs(self, call: _Call, rule: Callable[..., list[Axes]], inputs: Axes, *own: nn.Module) -> None:
+    def _label_outputs(
+        self, call: OperationCall, rule: Callable[..., list[Axes]], inputs: Axes, *own: nn.Module
+    ) -> None:
         labels = [self.label(tensor) for tensor in call.tensors()]
         try:
             outputs = _apply_rule(rule, call, *own)
@@ -297,7 +231,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.labels[tensor] = Label(axes, static, sources, _zero_sources(call, labels), weight, zero_lost_in)
 
 
-def _apply_rule(rule: Callable[..., list[Axes]], call: _Call, *own: nn.Module) -> list[Axes]:
+def _apply_rule(rule: Callable[..., list[Axes]], call: OperationCall, *own: nn.Module) -> list[Axes]:
     """Apply a rule; raise `RuleError` if a rule registered by the user fails or returns wrong sizes."""
     if not is_taught(rule):
         return rule(call)
@@ -329,13 +263,13 @@ _ZERO_PRESERVING = {
 _BY_VALUES = {f"aten.{name}" for name in "_local_scalar_dense _unique2 bincount equal masked_select nonzero".split()}
 
 
-def _has_mask(call: _Call) -> bool:
+def _has_mask(call: OperationCall) -> bool:
     """Whether an operation picks entries by a mask."""
     indices = call.arguments.get("indices") if call.name in ("aten.index", "aten.index_put") else None
     return any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices or ())
 
 
-def _zero_sources(call: _Call, labels: list[Label]) -> frozenset[str]:
+def _zero_sources(call: OperationCall, labels: list[Label]) -> frozenset[str]:
     """The sources that must be zero for the result to be zero."""
     candidates = [(label, tensor) for label, tensor in zip(labels, call.tensors(), strict=True) if label.sources]
     if call.name == "aten.mul" and candidates:
@@ -344,7 +278,7 @@ def _zero_sources(call: _Call, labels: list[Label]) -> frozenset[str]:
     return frozenset[str]().union(*(label.zeros for label, _ in candidates))
 
 
-def _remove_randomness(call: _Call) -> None:
+def _remove_randomness(call: OperationCall) -> None:
     """Replace random outputs by constants, so that runs at different sizes are comparable."""
     for number, tensor in enumerate(call.outputs):
         if call.name == "aten.native_dropout":
@@ -370,160 +304,13 @@ class _FailureWatch(TorchFunctionMode):
         except Exception as error:
             terms = [term for tensor in tensors_in((args, kwargs)) for term in self.tracer.label(tensor).axes]
             name = f"aten.{getattr(func, '__name__', func)}"
-            raise Rejected(name, self.tracer.frames[-1], _rigid(terms), False, error) from error
-
-
-def _rigid(terms: Iterable[Term]) -> list[Atom]:
-    return [atom for term in terms for atom in leaves(term) if atom.rigid]
-
-
-class _Call:
-    """Implements `rules.Call` for an operation."""
-
-    def __init__(self, tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self._tracer = tracer
-        schema = func._schema.arguments
-        self.name = f"aten.{func.overloadpacket.__name__}".removesuffix("_")
-        self.arguments = {argument.name: argument.default_value for argument in schema}
-        self.arguments.update(zip((argument.name for argument in schema), args, strict=False))
-        self.arguments.update(kwargs)
-        self.outputs: list[Tensor] = []
-        self.keeps_values = func.is_view or self.name in ("aten.clone", "aten._to_copy", "aten._unsafe_view")
-        self.where = tracer.frames[-1].where
-        self.mismatch = Reason(f"regrouped by {self.name} in {self.where} in a way that no rule describes")
-        self._inputs = list(tensors_in((args, kwargs)))
-
-    def tensors(self) -> list[Tensor]:
-        return self._inputs
-
-    def axes(self, tensor: Tensor) -> Axes:
-        return self._tracer.label(tensor).axes
-
-    def is_static(self, tensor: Tensor) -> bool:
-        return self._tracer.label(tensor).static
-
-    def is_weight(self, tensor: Tensor) -> bool:
-        return self._tracer.label(tensor).weight
-
-    def unify(self, a: Term, b: Term) -> None:
-        try:
-            unify(a, b)
-        except Conflict as conflict:
-            self.misfit(a, conflict)
-            self.misfit(b, conflict)
-
-    def fix(self, term: Term, reason: str, kind: Kind = Kind.OPERATION) -> None:
-        fix(term, Reason(f"{reason} in {self.where}", kind))
-
-    def misfit(self, term: Term, conflict: Conflict) -> None:
-        if self._tracer.strict and _rigid([term]):
-            raise conflict if _rigid(conflict.atoms) else Conflict(term) from conflict
-        fix(term, self.mismatch)
-
-    def role(self, tensor: Tensor, axis: int, role: Role, fill: Fill) -> None:
-        label = self._tracer.label(tensor)
-        if not label.static:
-            return
-        term = label.axes[axis]
-        if role == "consumer" and label.zero_lost_in:
-            reason = f"consumed by a weight computed by {label.zero_lost_in}, which allows no trainable zero fan-out"
-            fix(term, Reason(reason))
-            return
-        sources = label.zeros if role == "consumer" else label.sources
-        self._tracer.roles.append(RoleRecord(sources, term, self._stride(tensor, axis, label), role, fill))
-
-    def normed(self, weight: Tensor, axis: int) -> None:
-        label = self._tracer.label(weight)
-        if label.static:
-            strides = tuple(self._stride(weight, each, label) for each in range(weight.ndim))
-            self._tracer.norms.append(NormRecord(label.sources, label.axes, strides, axis % weight.ndim))
-
-    def _stride(self, tensor: Tensor, axis: int, label: Label) -> int | None:
-        return tensor.stride(axis) if self._is_view(tensor, label) else None
-
-    def _is_view(self, tensor: Tensor, label: Label) -> bool:
-        sources = [self._tracer.tensors[name] for name in label.sources]
-        return any(source.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for source in sources)
-
-    def owned(self, tensor: Tensor) -> bool:
-        sources, path = self._tracer.label(tensor).sources, self._tracer.frames[-1].path
-        return any(source.rpartition(".")[0] == path for source in sources)
-
-    def attribute(self, weight: Tensor, name: str, term: Term) -> None:
-        owners = {source.rpartition(".")[0] for source in self._tracer.label(weight).sources}
-        paths = owners | {self._tracer.frames[-1].path}
-        self._tracer.attributes.extend(Attribute(path, name, term) for path in sorted(paths))
-
-
-class _ModuleCall(_Call):
-    """Implements `rules.Call` for a module that has its own rule."""
-
-    def __init__(self, tracer: Tracer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self._tracer = tracer
-        self.name = type(module).__name__
-        bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        bound.apply_defaults()
-        self.arguments = dict(bound.arguments)
-        self.outputs = []
-        self.keeps_values = False
-        self.where = tracer.frames[-1].where
-        self.mismatch = Reason(f"regrouped by {self.where} in a way that its rule does not describe")
-        self._inputs = list(tensors_in((args, kwargs)))
-
-
-def tensors_in(value: Any, inside: tuple[int, ...] = ()) -> Iterator[Tensor]:
-    """Yield all tensors in nested tuples, lists, mappings and plain objects, such as the outputs of a model."""
-    if isinstance(value, Tensor):
-        yield value
-    elif id(value) not in inside:  # an object may contain itself
-        for item in _items(value):
-            yield from tensors_in(item, (*inside, id(value)))
-
-
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, (tuple, list)):
-        return list(value)
-    if isinstance(value, (type, nn.Module, str)) or callable(value):
-        return []
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    return [*vars(value).values()] if hasattr(value, "__dict__") else [getattr(value, n, None) for n in slots]
-
-
-def call_model(model: Callable[..., Any], example: Example) -> Any:
-    """Call a model with an example: a tensor, a tuple of arguments or a mapping of keyword arguments."""
-    if isinstance(example, Mapping):
-        return model(**example)
-    return model(*example) if isinstance(example, tuple) else model(example)
-
-
-_INTERNAL_RUNS: set[nn.Module] = set()
-
-
-@contextmanager
-def internal_run(model: nn.Module) -> Iterator[None]:
-    """Mark runs of a model by the library, not its user: hooks that record activations ignore them."""
-    outermost = model not in _INTERNAL_RUNS
-    _INTERNAL_RUNS.add(model)
-    try:
-        with warnings.catch_warnings():  # of reentrant activation checkpointing, which is right only in training passes
-            warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
-            yield
-    finally:
-        if outermost:
-            _INTERNAL_RUNS.discard(model)
-
-
-def is_internal_run(model: nn.Module) -> bool:
-    """Whether the library is running the model."""
-    return model in _INTERNAL_RUNS
+            raise Rejected(name, self.tracer.frames[-1], rigid(terms), False, error) from error
 
 
 def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[str, Tensor], training: bool) -> Any:
     """Run the model under a tracer, with `tensors` in place of its parameters and buffers; return the outputs."""
     copies: dict[Tensor, Tensor] = {}
-    example = _copied(example, copies)  # a model may change its input in place
+    example = copied_example(example, copies)  # a model may change its input in place
     for tensor in copies.values():
         tracer.label_input(tensor)
 
@@ -532,7 +319,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
 
     with ExitStack() as stack:
         stack.enter_context(internal_run(model))
-        stack.enter_context(_preserved(model, training))
+        stack.enter_context(preserved(model, training))
         stack.enter_context(warnings.catch_warnings())  # of our hooks, by compiled modules inside the model
         warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
         for handle in (
@@ -545,56 +332,3 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
         if tracer.strict:
             stack.enter_context(_FailureWatch(tracer))
         return call_model(call, example)
-
-
-def _copied(value: Any, copies: dict[Tensor, Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        if value not in copies:
-            copies[value] = value.detach().clone()
-        return copies[value]
-    if isinstance(value, Mapping):
-        return {key: _copied(item, copies) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_copied(item, copies) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(_copied(item, copies) for item in value)
-    return value
-
-
-# Training mode changes only the values these modules compute, and some of them reject small batches.
-_VALUES_ONLY = (_BatchNorm, _InstanceNorm, _DropoutNd)
-
-
-@contextmanager
-def _preserved(model: nn.Module, training: bool) -> Iterator[None]:
-    """Set training mode; on exit, restore all attributes of all modules and the random state."""
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    with restoring_attributes(model):
-        for module in model.modules():
-            module.training = training and not isinstance(module, _VALUES_ONLY)
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with random_state_restored(model), torch.compiler.set_stance("force_eager"):
-                yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fastpath)
-
-
-@contextmanager
-def restoring_attributes(model: nn.Module) -> Iterator[None]:
-    """On exit, restore all attributes of all modules."""
-    modules = list(model.modules())
-    saved = [dict(vars(module)) for module in modules]
-    registered = [[dict(getattr(module, kind)) for kind in _REGISTRIES] for module in modules]
-    try:
-        yield
-    finally:
-        for module, attributes, registries in zip(modules, saved, registered, strict=True):
-            vars(module).clear()
-            vars(module).update(attributes)
-            for kind, contents in zip(_REGISTRIES, registries, strict=True):
-                getattr(module, kind).clear()
-                getattr(module, kind).update(contents)
-
-
-_REGISTRIES = ("_parameters", "_buffers", "_modules")

@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from ..tables import table
 from .axes import Axis, Structure, layer_of, named_tensors, unwrapped
+from .examples import Example, Examples, examples_in, tensors_in
 from .extensions import extensions
 from .fills import FanIn
 from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, hold_unused, tie_widths
@@ -31,7 +32,7 @@ from .reasons import Kind, Reason
 from .rehearsal import Run, attempt_growth, perturbed, rehearse, with_copied_buffers
 from .rules import Axes, RuleError
 from .terms import Atom, Product, Sum, Term, fix, leaves, positions_of, resolve, size
-from .tracing import Example, Examples, Rejected, Tracer, examples_in, tensors_in, trace
+from .tracing import Rejected, Tracer, trace
 from .updates import register
 
 _LAST_WIDTHS: WeakKeyDictionary[nn.Module, Widths] = WeakKeyDictionary()
@@ -216,6 +217,11 @@ class Widths:
     @property
     def growable(self) -> list[Width]:
         return [width for width in self if width.growable]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each width that can be resized."""
+        return {width.name: width.size for width in self if width.fixed is None}
 
     @property
     def resizes(self) -> list[tuple[str, int | list[int]]]:

@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 
 from ..structure.axes import layer_of, named_tensors, unwrapped
 from ..structure.edits import Change, Edit, edited, grouped
+from ..structure.examples import Examples
 from ..structure.extensions import Operation, extensions
 from ..structure.fills import FanIn
 from ..structure.memory import shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
 from ..structure.reasons import Kind
-from ..structure.tracing import Examples
 from ..structure.updates import StructureUpdate, belongs
 from ..structure.widths import Width, example_for, known_widths, widths
 from ..structure.wrappers import rebuild_reducers

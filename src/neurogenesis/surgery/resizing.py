@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ..structure.axes import named_tensors, unwrapped
+from ..structure.examples import Examples
 from ..structure.modes import ordinary_tensors
-from ..structure.tracing import Examples
 from ..structure.widths import Width, Widths, known_widths
 from .optimizer_state import Optimizers
 from .plan import Plan, Surgery, plan_edits, plan_shrinkage

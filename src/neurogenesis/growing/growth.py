@@ -1,0 +1,105 @@
+"""Growth: new neurons are computed in the current model, then all widths grow, or none if one of them fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..history import Event
+from ..initializations import Initialization, Neurons
+from ..layer import Layer
+from ..structure.fills import FanIn
+from ..structure.reasons import Kind
+from ..surgery.plan import Plan, Surgery, pad_for_growth, plan_neurons
+from .budget import shares
+from .dying import DeadNeurons
+from .looking import Request
+from .settings import Settings
+
+Addition = tuple[Request, Neurons]
+
+
+def new_neurons(
+    requests: Sequence[Request], settings: Settings, initialization: Initialization, generator: torch.Generator
+) -> list[Addition]:
+    """The neurons of all layers that get some, within the budget of parameters."""
+    if not requests:
+        return []
+    model, additions = requests[0].layer.model, []
+    wanted = [(request.layer, request.count) for request in requests]
+    counts = shares(model, settings.max_parameters, wanted, settings.round_to)
+    for request, count in zip(requests, counts, strict=True):
+        if count:
+            seed = int(torch.randint(2**31, (1,), generator=generator))
+            request.layer.now = replace(request.layer.now, seed=seed)
+            additions.append((request, initialization(request.layer, count, generator)))
+    return additions
+
+
+def add_neurons(
+    additions: Sequence[Addition],
+    surgery: Surgery,
+    fan_ins: Callable[[Layer], Mapping[str, FanIn]],
+    generator: torch.Generator,
+    allowed: frozenset[Kind],
+) -> list[tuple[Plan, float]]:
+    """Grow layers one after the other; returns the plans, and the seconds that each took.
+
+    Args:
+        additions: the neurons, all computed in the same model.
+        surgery: of that model.
+        fan_ins: the distribution of random fan-ins of a layer in the model as it is then.
+        generator: source of weights that the initialization leaves open.
+        allowed: kinds of reasons not to grow that do not count.
+    """
+    done: list[tuple[Plan, float]] = []
+    for request, neurons in additions:
+        layer = request.layer
+        started, plans = time.perf_counter(), [plan for plan, _ in done]
+        plan = plan_neurons(
+            layer.model,
+            layer.width,
+            neurons.count,
+            {key: pad_for_growth(key, value, plans) for key, value in neurons.values.items()},
+            {name: pad_for_growth((name, -1), change, plans) for name, change in neurons.changes.items()},
+            generator=generator,
+            fan_ins=fan_ins(layer) if done else layer.now.fan_ins,  # other widths may have grown since
+            allowed=allowed,
+        )
+        surgery.apply(plan)
+        done.append((plan, time.perf_counter() - started))
+    return done
+
+
+def drop_dead_neurons(dead: DeadNeurons, step: int, surgery: Surgery, round_to: int) -> dict[Layer, Plan]:
+    """Drop the neurons that have been dead for long enough; returns the plans."""
+    found = dead.look(step, dead.patience(surgery.optimizers))
+    done: dict[Layer, Plan] = {}
+    for layer, drop in found.items():
+        plan = dead.plan(layer, drop, round_to, surgery.ema)
+        if plan is not None:
+            surgery.apply(plan)
+            done[layer] = plan
+    dead.dropped(found, done)
+    return done
+
+
+def events_of(
+    step: int, plans: Sequence[Plan], requests: Sequence[Request | None], seconds: Sequence[float]
+) -> list[Event]:
+    """The events of plans that were applied, and of the requests behind them."""
+    return [
+        Event(
+            step,
+            plan.width,
+            plan.before,
+            plan.after,
+            None if request is None else request.decision.metric,
+            None if request is None else request.decision.threshold,
+            each,
+        )
+        for plan, request, each in zip(plans, requests, seconds, strict=True)
+    ]

@@ -1,0 +1,176 @@
+"""What a `Grower` records of the training passes between two gradient steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..passes.buffers import Buffer
+from ..passes.processes import ALONE, Processes
+from ..passes.replay import ModelCall
+from ..passes.samples import Samples
+from ..passes.taps import Taps
+from ..structure.examples import tensors_in
+from ..structure.wrappers import active_wrapper
+
+
+@dataclass
+class SinceStep:
+    """What has happened since the last call of `Grower.step`."""
+
+    stepped: bool = False  # whether an optimizer has stepped
+    forward: int = 0  # training passes
+    backward: int = 0  # backward passes that reached the model's outputs
+    backward_visible: bool = False  # whether the outputs of the latest pass show a backward pass
+    synchronized: bool = True  # whether the gradients of the latest pass are averaged over processes
+
+    @property
+    def problem(self) -> str | None:
+        """Why this was no gradient step that can be looked at; None if it was."""
+        if not self.stepped:
+            return (
+                "no optimizer step since the last call of grower.step(): call it after optimizer.step(), and if you "
+                "have replaced the optimizer, tell the grower: grower.optimizers = optimizer"
+            )
+        if self.forward == 0:
+            return (
+                "the model has not run in training mode with gradients since the last step, so it cannot be measured: "
+                "call model.train() before training"
+            )
+        if self.backward == 0 and self.backward_visible:
+            return "optimizer.step() was called without a backward pass through the model: no growth at this step"
+        if not self.synchronized:
+            return (
+                "the latest pass before optimizer.step() ran inside no_sync(), so gradients were not averaged over "
+                "processes: no growth at such steps"
+            )
+        return None
+
+
+class Recorder:
+    """Records training passes: their inputs, their samples, and the inputs and gradients of widths.
+
+    Args:
+        model: the model.
+        buffer: gets the inputs, if `keep_inputs`.
+        samples: counts the samples, if that is needed.
+        keep_inputs: whether to keep the inputs of every pass.
+    """
+
+    def __init__(self, model: nn.Module, buffer: Buffer, samples: Samples | None, keep_inputs: bool):
+        self.model, self.buffer, self.samples, self.keep_inputs = model, buffer, samples, keep_inputs
+        self.taps = Taps(model)
+        self.since = SinceStep()
+        self.processes: Processes = ALONE
+        self._call: ModelCall | None = None  # the latest pass that was recorded
+        self._unseen = False  # whether the optimizer has stepped since the last call of `Grower.step`
+
+    def call_of(self, args: Any, kwargs: Any) -> ModelCall:
+        """The arguments of a pass that begins, copied if the model or the caller is known to overwrite them."""
+        latest = self.buffer.latest or self._call
+        if latest is not None and not latest.intact:
+            self.buffer.inputs_overwritten = True
+        call = ModelCall.of(args, kwargs)
+        return call.copied() if self.buffer.inputs_overwritten else call
+
+    def begin_pass(self, call: ModelCall) -> None:
+        """Record a training pass that begins."""
+        self._call = call
+        if self.samples is not None:
+            self.samples.add(call)
+        if self.keep_inputs:
+            self.buffer.add(call)
+        self.taps.begin_pass(call, copies=self.buffer.inputs_overwritten)
+        self._count_pass()
+
+    def end_pass(self, output: Any) -> None:
+        """The pass has ended."""
+        self.taps.end_pass()
+        if self._call is not None and not self._call.intact:
+            self.buffer.inputs_overwritten = True  # by the model itself
+        # The hook takes time, and whether there was a backward pass matters only if the step is looked at.
+        outputs = [tensor for tensor in tensors_in(output) if tensor.requires_grad] if self.taps.wanted else []
+        self.since.backward_visible = bool(outputs)
+        for tensor in outputs:
+            tensor.register_hook(self._on_backward)  # type: ignore[no-untyped-call]
+
+    def count_pass(self, args: Any, kwargs: Any) -> None:
+        """Count a pass of which nothing is recorded but its samples, as long as these are not known."""
+        self.since.backward_visible, self.since.synchronized = False, True
+        self._count_pass()
+        if self.samples is not None and not self.samples.known:
+            self.samples.add(ModelCall.of(args, kwargs))
+
+    def add_compiled_pass(self, inputs: Sequence[Tensor]) -> None:
+        """Record a pass that runs compiled; arguments other than tensors are those of the last eager pass."""
+        self._count_pass()
+        self.since.backward_visible = False
+        like = self._call
+        if self.keep_inputs and like is not None and len(like.tensors) == len(inputs):
+            copies = [tensor.clone() for tensor in inputs]  # the graph may reuse their memory
+            self.buffer.add(like.with_tensors(copies))
+
+    def new_processes(self) -> Processes | None:
+        """The processes of the `DistributedDataParallel` that runs the model, if they are not known yet."""
+        wrapper = active_wrapper(self.model)
+        if wrapper is None:
+            return None
+        self.since.synchronized = wrapper.require_backward_grad_sync
+        found = Processes(wrapper.process_group)
+        return found if found.count > 1 and found != self.processes else None
+
+    def join(self, processes: Processes) -> None:
+        """Record as one of several processes."""
+        self.processes = processes
+        self.buffer.join(processes)
+        self.taps.join(processes)
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer has stepped."""
+        self.since.stepped = self._unseen = True
+        self.taps.optimizer_stepped()
+
+    def begin_step(self) -> None:
+        """`Grower.step` is called."""
+        self._unseen = False
+
+    def take(self) -> SinceStep:
+        """What has happened since the last step; counting begins again."""
+        taken, self.since = self.since, SinceStep()
+        return taken
+
+    def start_step(self) -> None:
+        """Forget what has happened since the last step."""
+        self.taps.clear()
+        self.since, self._unseen = SinceStep(), False
+
+    def clear(self) -> None:
+        """Clear what was recorded of the passes since the last step."""
+        self.taps.clear()
+        if self.samples is not None:
+            self.samples.end_step()
+
+    def start_again(self) -> None:
+        """Forget all widths and inputs."""
+        self.taps.clear()
+        self.taps.watch(())
+        self.taps.want(frozenset())
+        self._call = None
+        self.buffer.forget_widths()
+
+    def remove(self) -> None:
+        self.taps.remove()
+        self.buffer.clear()
+        self._call = None
+
+    def _count_pass(self) -> None:
+        self.since.forward += 1
+        if self._unseen:
+            self._unseen = False
+            self.processes.miss()
+
+    def _on_backward(self, gradient: Tensor) -> None:
+        self.since.backward += 1

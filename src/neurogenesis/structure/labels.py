@@ -1,0 +1,56 @@
+"""What tracing notes about tensors: the axes of each, and the roles of those of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .fills import Fill
+from .rules import Axes, Role
+from .terms import Atom, Term, leaves
+
+
+@dataclass(frozen=True)
+class Label:
+    """The axes of a tensor and, if it depends on parameters and buffers only, which ones."""
+
+    axes: Axes
+    static: bool  # computed from parameters and buffers only
+    sources: frozenset[str] = frozenset()  # names of these parameters and buffers
+    zeros: frozenset[str] = frozenset()  # sources whose zeros make entries zero
+    weight: bool = False  # a parameter, or a view or cast of one
+    zero_lost_in: str | None = None  # operation that does not map zero to zero with a nonzero gradient
+
+
+@dataclass(frozen=True)
+class RoleRecord:
+    """The role of one axis of a tensor computed from `sources` only."""
+
+    sources: frozenset[str]
+    term: Term
+    stride: int | None  # None if it is not a view of a parameter
+    role: Role
+    fill: Fill
+
+
+@dataclass(frozen=True)
+class NormRecord:
+    """A weight whose slices along one axis are divided by their norms."""
+
+    sources: frozenset[str]
+    terms: Axes
+    strides: tuple[int | None, ...]
+    axis: int
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute of a module that stores the size of an axis."""
+
+    module: str
+    name: str
+    term: Term
+
+
+def rigid(terms: Iterable[Term]) -> list[Atom]:
+    return [atom for term in terms for atom in leaves(term) if atom.rigid]

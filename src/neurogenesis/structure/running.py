@@ -1,0 +1,92 @@
+"""Run a model without a trace of it: no hook notes the run, and attributes and random states are restored."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from .randomness import random_state_restored
+
+_INTERNAL_RUNS: set[nn.Module] = set()
+
+
+@contextmanager
+def internal_run(model: nn.Module) -> Iterator[None]:
+    """Mark runs of a model by the library, not its user: hooks that record activations ignore them."""
+    outermost = model not in _INTERNAL_RUNS
+    _INTERNAL_RUNS.add(model)
+    try:
+        with warnings.catch_warnings():  # of reentrant activation checkpointing, which is right only in training passes
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
+            yield
+    finally:
+        if outermost:
+            _INTERNAL_RUNS.discard(model)
+
+
+def is_internal_run(model: nn.Module) -> bool:
+    """Whether the library is running the model."""
+    return model in _INTERNAL_RUNS
+
+
+# Training mode changes only the values these modules compute, and some of them reject small batches.
+_VALUES_ONLY = (_BatchNorm, _InstanceNorm, _DropoutNd)
+
+
+@contextmanager
+def preserved(model: nn.Module, training: bool) -> Iterator[None]:
+    """Set training mode; on exit, restore all attributes of all modules and the random state."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    with restoring_attributes(model):
+        for module in model.modules():
+            module.training = training and not isinstance(module, _VALUES_ONLY)
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with random_state_restored(model), torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+@contextmanager
+def restoring_attributes(model: nn.Module) -> Iterator[None]:
+    """On exit, restore all attributes of all modules."""
+    modules = list(model.modules())
+    saved = [dict(vars(module)) for module in modules]
+    registered = [[dict(getattr(module, kind)) for kind in _REGISTRIES] for module in modules]
+    try:
+        yield
+    finally:
+        for module, attributes, registries in zip(modules, saved, registered, strict=True):
+            vars(module).clear()
+            vars(module).update(attributes)
+            for kind, contents in zip(_REGISTRIES, registries, strict=True):
+                getattr(module, kind).clear()
+                getattr(module, kind).update(contents)
+
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
+_CONSTANT_CALLS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+
+def constant_calls(module: nn.Module) -> int:
+    """How many calls of a module precede, in a pass of its model, the first that depends on the model's input.
+
+    0 if none depends on it. An example is a layer that computes a norm of its own weights before it is used.
+    """
+    return _CONSTANT_CALLS.get(module, 0)
+
+
+def note_constant_calls(module: nn.Module, count: int) -> None:
+    """Set the number of calls that `constant_calls` returns."""
+    _CONSTANT_CALLS[module] = count
