@@ -20,16 +20,12 @@ test-long: .venv/test.installed  ## every test
 # that: trained and grown networks, and the numbers in the docs.
 OTHER_PROCESSOR := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 DNNL_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=2
 test-portable: .venv/test.installed  ## the tests whose numbers depend on the processor, as on another one
-	$(OTHER_PROCESSOR) $(BIN)/pytest -n 2 --dist loadgroup $(patsubst %,tests/test_%.py,ages budget distributed docs grower \
-		initializations narrow need prune triggers)
+	$(OTHER_PROCESSOR) $(BIN)/pytest -n 2 --dist loadgroup tests/integrations/test_distributed.py tests/project/test_docs.py \
+		$(patsubst %,tests/library/test_%.py,ages budget grower initializations narrow need prune triggers)
 
 # On another Python or torch: make test-library PYTHON=python3.10 CONSTRAINTS=file-with-torch==2.7.1
-NOT_LIBRARY := $(patsubst %,--ignore=tests/test_%.py,benchmarks cli data distributed docs huggingface lightning packaging \
-	ray report runs sweep tune zoo) \
-	$(patsubst %,--ignore=src/neurogenesis/%,experiments report cli __main__.py \
-	integrations/accelerate.py integrations/huggingface.py integrations/lightning.py integrations/pretrained.py)
 test-library: .venv/library-test.installed  ## the tests of the library alone, which need torch alone
-	$(BIN)/pytest -n 2 tests src $(NOT_LIBRARY)
+	$(BIN)/pytest -n 2 tests/library src --doctest-ignore-import-errors
 
 zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
 	$(BIN)/python -m benchmarks.zoo

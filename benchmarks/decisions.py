@@ -60,9 +60,15 @@ def final_size(trigger: triggers.Need, rate: float, seed: int, epochs: int | Non
     settings = Digits(strategy="need", learning_rate=rate, seed=seed, initial=16, maximum=512, holdout=0.1)
     data = build_data(settings, None)
     training = start_training(settings, data, torch.device("cpu"))
-    assert training.grower is not None
     x, y = data.train
-    training.grower.strategy = ng.Strategy(trigger, ng.initializations.Random())
+    training.grower = ng.Grower(
+        training.model,
+        training.optimizer,
+        ng.Strategy(trigger, ng.initializations.Random()),
+        example=x[:2],
+        max_width=settings.maximum,
+        seed=seed,
+    )
     for epoch in range(1, (epochs or settings.epochs) + 1):
         for batch in sample_order(len(x), seed, epoch).split(settings.batch):  # type: ignore[no-untyped-call]
             gradient_step(training, x[batch], y[batch], epoch)

@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files whose tests share processes that take long to start: with --dist loadgroup, one worker runs all tests of each.
 # (Marks for that, of pytest-xdist 3.8, have no effect on pytest 9.2.)
-TOGETHER = ("tests/test_distributed.py", "tests/test_ray.py")
+TOGETHER = ("tests/integrations/test_distributed.py", "tests/experiments/test_ray.py")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -4,38 +4,52 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..history import Event
-from ..initializations import Initialization, Neurons
+from ..initializations import Neurons
 from ..layer import Layer
 from ..structure.fills import FanIn
 from ..structure.reasons import Kind
 from ..surgery.plan import Plan, Surgery, pad_for_growth, plan_neurons
-from .budget import shares
+from ..triggers import Decision
+from .budget import rounded_up, shares
 from .dying import DeadNeurons
-from .looking import Request
 from .settings import Settings
+
+
+@dataclass(frozen=True)
+class Request:
+    """A layer that should grow, why, and by how many neurons."""
+
+    layer: Layer
+    decision: Decision
+    count: int
+
+
+def request(layer: Layer, decision: Decision, round_to: int) -> Request:
+    """What a layer gets of what its trigger asks for: a multiple, within the maximum."""
+    count = rounded_up(decision.count, layer.size, round_to, layer.maximum) if decision.count > 0 else 0
+    return Request(layer, decision, max(0, count))
+
 
 Addition = tuple[Request, Neurons]
 
 
-def new_neurons(
-    requests: Sequence[Request], settings: Settings, initialization: Initialization, generator: torch.Generator
-) -> list[Addition]:
+def new_neurons(requests: Sequence[Request], settings: Settings, generator: torch.Generator) -> list[Addition]:
     """The neurons of all layers that get some, within the budget of parameters."""
     if not requests:
         return []
     model, additions = requests[0].layer.model, []
-    wanted = [(request.layer, request.count) for request in requests]
+    wanted = [(each.layer, each.count) for each in requests]
     counts = shares(model, settings.max_parameters, wanted, settings.round_to)
-    for request, count in zip(requests, counts, strict=True):
+    for each, count in zip(requests, counts, strict=True):
         if count:
             seed = int(torch.randint(2**31, (1,), generator=generator))
-            request.layer.now = replace(request.layer.now, seed=seed)
-            additions.append((request, initialization(request.layer, count, generator)))
+            each.layer.now = replace(each.layer.now, seed=seed)
+            additions.append((each, settings.strategy.initialization(each.layer, count, generator)))
     return additions
 
 
@@ -56,8 +70,8 @@ def add_neurons(
         allowed: kinds of reasons not to grow that do not count.
     """
     done: list[tuple[Plan, float]] = []
-    for request, neurons in additions:
-        layer = request.layer
+    for each, neurons in additions:
+        layer = each.layer
         started, plans = time.perf_counter(), [plan for plan, _ in done]
         plan = plan_neurons(
             layer.model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -16,8 +16,8 @@ from ..structure.completing import Resize, more_widths
 from ..structure.modes import ordinary_tensors
 from ..structure.widths import Widths, publish
 from ..surgery.late import resize_late_layers
-from ..surgery.plan import Surgery
 from .choosing import as_example
+from .trained import TrainedModel
 
 _SEARCHES = 20  # at most, for layers that values decide on
 
@@ -29,13 +29,12 @@ class LateLayers:
     in its call; but then no width has grown that it may read, and the widths can be found again later, by `search`.
 
     Args:
-        model: the model.
+        trained: the model.
         tie: groups of patterns of widths that grow together.
-        surgery: makes a surgery on the model, its optimizers and average.
     """
 
-    def __init__(self, model: nn.Module, tie: Sequence[str | Sequence[str]], surgery: Callable[[], Surgery]):
-        self.model, self.tie, self._surgery = model, tie, surgery
+    def __init__(self, trained: TrainedModel, tie: Sequence[str | Sequence[str]]):
+        self.model, self.tie, self._trained = trained.model, tie, trained
         self.calls: list[ModelCall] = []  # in which layers were first used, and have been resized
         self._known: Widths | None = None
         self._completed = False  # whether widths have been found that `take` has not returned
@@ -118,7 +117,7 @@ class LateLayers:
 
     def _resized(self, found: Widths, known: Structure, resizes: Sequence[Resize], call: ModelCall) -> Widths:
         """Resize the layers that are new in a structure; the widths are then those of the model."""
-        with self._surgery() as surgery:
+        with self._trained.surgery() as surgery:
             resize_late_layers(surgery, found, known.unused, resizes)
         self.calls.append(call)
         return publish(found, self.model)

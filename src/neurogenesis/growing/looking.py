@@ -1,27 +1,244 @@
-"""A look: what was recorded is checked, processes agree on it, and the trigger decides about each layer."""
+"""A look: what was recorded is checked, processes agree on it, the trigger decides, and layers grow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from ..layer import Layer
+import torch
+from torch import Tensor
+
+from ..candidates.losses import loss_with
+from ..history import Event, History, Observation
+from ..layer import Layer, LossWith, StepContext
+from ..notices import Notices
 from ..passes.buffers import Buffer
 from ..passes.measurements import Measurement
 from ..passes.processes import Processes
+from ..passes.records import NotFinite
+from ..passes.untrained import Untrained
 from ..strategies import Strategy
-from ..triggers import Decision
-from .budget import rounded_up
+from ..structure.fills import FanIn
+from ..structure.running import internal_run
+from ..surgery.plan import Plan
+from .growth import Request, add_neurons, drop_dead_neurons, events_of, new_neurons, request
+from .recording import Recorder
+from .schedule import Schedule
 from .settings import Settings
+from .trained import TrainedModel
+from .watching import Watched, Watching
 
 
-@dataclass(frozen=True)
-class Request:
-    """A layer that should grow, why, and by how many neurons."""
+class Looks:
+    """Looks at layers after gradient steps, and grows them.
 
-    layer: Layer
-    decision: Decision
-    count: int
+    Args:
+        trained: the model.
+        settings: the settings of the grower.
+        recorder: what was recorded of the passes since the last step.
+        watching: the widths that are watched.
+        schedule: the steps of the looks.
+        history: gets what is seen and done.
+        generator: source of all random numbers of growth.
+        notices: warnings.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        settings: Settings,
+        recorder: Recorder,
+        watching: Watching,
+        schedule: Schedule,
+        history: History,
+        generator: torch.Generator,
+        notices: Notices,
+    ):
+        self.model, self._trained, self._settings, self._recorder = trained.model, trained, settings, recorder
+        self._watching, self._schedule, self._history = watching, schedule, history
+        self._generator, self._notices = generator, notices
+        self.untrained: Untrained | None = None  # kept until every layer has been measured in it
+        self._sample_notices = SampleNotices()
+
+    @property
+    def _strategy(self) -> Strategy:
+        return self._settings.strategy
+
+    def look(self, step: int, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
+        """Ask the trigger about the layers that are due, and grow those that need it."""
+        watched = self._watching.watched
+        assert watched is not None
+        if problem := watched.widths.differs_from(self.model):
+            raise ValueError(f"{problem}: call grower.detach() and make a new Grower for the changed model")
+        self._check_records(due)
+        measurement = shared_inputs(
+            due,
+            self._recorder.buffer,
+            self._recorder.processes,
+            kept=self._settings.keep_inputs,
+            needed="activations" in self._strategy.uses,
+        )
+        if measurement is None:
+            self._notices.warn(
+                "the model's inputs were modified in place before grower.step(): no growth at such steps"
+            )
+            return []
+        check_closure(self._strategy, due, closure)
+        for layer in due:
+            layer.now = self._context(layer, step, measurement, closure)
+        try:
+            with internal_run(self.model):
+                return self._decide_and_grow(step, watched, due)
+        finally:
+            for layer in due:
+                layer.now = StepContext(step)
+
+    def _check_records(self, due: Sequence[Layer]) -> None:
+        if clear_stale(due):
+            self._notices.warn(
+                "inputs were modified in place or widths resized between the backward pass and grower.step(): "
+                "gradients of such steps are not used"
+            )
+        if names := self._recorder.taps.without_gradients:
+            self._notices.warn(
+                f"{', '.join(names)} ran without gradients in the forward pass, and not again on the same inputs in "
+                "the backward pass, so the gradients there are not known: if this is activation checkpointing, pass "
+                "use_reentrant=False; if it is torch.no_grad(), leave these widths out with exclude=",
+                key="without gradients",
+            )
+
+    def _context(
+        self, layer: Layer, step: int, measurement: Measurement, closure: Callable[[], Any] | None
+    ) -> StepContext:
+        return StepContext(
+            step,
+            zlib.crc32(f"{self._generator.initial_seed()} {layer.name} {step}".encode()),
+            partial(self._fan_ins, layer),
+            None if closure is None else self._loss_with(layer, closure),
+            self._recorder.samples,
+            measurement,
+            self.untrained,
+            self._recorder.processes,
+        )
+
+    def _decide_and_grow(self, step: int, watched: Watched, due: Sequence[Layer]) -> list[Event]:
+        trigger = self._strategy.trigger
+        try:
+            decisions = dict(zip(due, trigger.decide(due), strict=True))
+        except NotFinite as error:
+            self._skip(error)
+            return []
+        for layer, own in decisions.items():
+            seen = Observation(step, layer.name, layer.size, own.metric, own.threshold, own.count)
+            self._history.observe(seen)
+        requests = [request(layer, own, self._settings.round_to) for layer, own in decisions.items()]
+        requests = [each for each in requests if each.count and self._may_grow(each.layer, watched)]
+        self._notice_samples(due, watched)
+        events = self._grow(step, watched, requests)
+        grown = {event.width for event in events}
+        for layer, own in decisions.items():
+            waits = own.metric is None and "activations" in trigger.needs  # for more samples
+            patient = trigger.patient and not waits
+            self._schedule.record_look(layer.name, step, patient, layer.name in grown, own.wait)
+        if events:
+            self._notice_limit(watched)
+        return events
+
+    def _may_grow(self, layer: Layer, watched: Watched) -> bool:
+        """Whether a layer can still grow; a warning says why not."""
+        reason = layer.width.obstacle(watched.allowed)
+        if reason is not None:
+            self._notices.warn(f"{layer.name} does not grow: {reason}", key=f"{layer.name} fixed")
+        return reason is None
+
+    def _grow(self, step: int, watched: Watched, requests: Sequence[Request]) -> list[Event]:
+        """Compute the new neurons of all layers in the current model, then grow the layers one after the other."""
+        started = time.perf_counter()
+        try:
+            additions = new_neurons(requests, self._settings, self._generator)
+        except NotFinite as error:
+            self._skip(error)
+            return []
+        for each, neurons in additions:
+            if neurons.why_fewer is not None:
+                self._notices.warn(f"{each.layer.name}: {neurons.why_fewer}", key=f"{each.layer.name} fewer")
+        additions = [each for each in additions if each[1].count]
+        if not additions:
+            return []
+        before = (time.perf_counter() - started) / len(additions)
+        with self._trained.surgery() as surgery:
+            done = add_neurons(additions, surgery, self._fan_ins, self._generator, watched.allowed)
+        plans, seconds = [plan for plan, _ in done], [own + before for _, own in done]
+        return self._resized(watched, events_of(step, plans, [each for each, _ in additions], seconds), plans)
+
+    def drop_dead(self, step: int) -> list[Event]:
+        """Drop the neurons that have been dead for long enough, from all widths or, if that fails, from none."""
+        dead, watched, started = self._watching.dead, self._watching.watched, time.perf_counter()
+        if dead is None or watched is None:
+            return []
+        with self._trained.surgery() as surgery:
+            plans = list(drop_dead_neurons(dead, step, surgery, self._settings.round_to).values())
+        seconds = (time.perf_counter() - started) / max(1, len(plans))
+        return self._resized(watched, events_of(step, plans, [None] * len(plans), [seconds] * len(plans)), plans)
+
+    def _resized(self, watched: Watched, events: list[Event], plans: Sequence[Plan]) -> list[Event]:
+        self._history.events += events
+        for layer in watched.layers if plans else ():
+            self._strategy.trigger.resized(layer, plans)
+        if plans:
+            self._watching.check_budget()
+        return events
+
+    def _fan_ins(self, layer: Layer) -> Mapping[str, FanIn]:
+        return self._trained.fan_ins(layer.width, layer.initial) if self._settings.margin else {}
+
+    def _loss_with(self, layer: Layer, closure: Callable[[], Any]) -> LossWith:
+        """Function that maps the values of one new neuron to the loss with it, over all processes."""
+        loss, processes = loss_with(self.model, layer.width, closure, self._generator), self._recorder.processes
+
+        def of_all(values: Mapping[tuple[str, int], Tensor]) -> float:
+            own = torch.tensor(loss(values), device=next(iter(values.values())).device)
+            return float(processes.mean(own))
+
+        return of_all
+
+    def _skip(self, error: NotFinite) -> None:
+        self._notices.warn(f"{error} are not finite: no growth at such steps")
+        self._recorder.buffer.clear()  # one of the inputs may be the cause
+
+    def _notice_limit(self, watched: Watched) -> None:
+        """Warn once if a width has stopped only because it has many times its initial size."""
+        reached = [layer.name for layer in watched.layers if layer.name in watched.limited and layer.full]
+        if reached:
+            self._notices.warn(
+                f"{', '.join(reached)} stopped at {self._strategy.trigger.limit:g} times the initial size: set another "
+                "limit with max_width= or max_parameters= (max_width=math.inf for none)",
+                key="limit",
+            )
+
+    def _notice_samples(self, due: Sequence[Layer], watched: Watched) -> None:
+        """Warn once if nothing can be measured yet, and once per width that has more neurons than samples."""
+        if "activations" not in self._strategy.trigger.needs:
+            return
+        nothing, few = self._sample_notices.look(due)
+        if nothing is not None:
+            self._notices.warn(nothing, key="waiting")
+        if few is not None:
+            self._notices.warn(few)
+        if all(layer.full or layer.name in self._sample_notices.measured for layer in watched.layers):
+            self.untrained = None
+
+    def state(self) -> dict[str, Any]:
+        """The untrained model, as plain values."""
+        return {"untrained": None if self.untrained is None else self.untrained.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.untrained = None if state["untrained"] is None else Untrained.from_state(state["untrained"])
+        self._sample_notices = SampleNotices()
 
 
 def clear_stale(layers: Sequence[Layer]) -> bool:
@@ -75,12 +292,6 @@ def check_closure(strategy: Strategy, layers: Sequence[Layer], closure: object) 
                 f"{layer.name}: this strategy evaluates the loss again: call grower.step(closure) with a function that "
                 "runs the model and returns the loss"
             )
-
-
-def request(layer: Layer, decision: Decision, settings: Settings) -> Request:
-    """What a layer gets of what its trigger asks for: a multiple, within the maximum."""
-    count = rounded_up(decision.count, layer.size, settings.round_to, layer.maximum) if decision.count > 0 else 0
-    return Request(layer, decision, max(0, count))
 
 
 class SampleNotices:

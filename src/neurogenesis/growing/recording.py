@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..layer import Layer
 from ..passes.buffers import Buffer
 from ..passes.processes import ALONE, Processes
 from ..passes.replay import ModelCall
@@ -26,6 +27,11 @@ class SinceStep:
     backward: int = 0  # backward passes that reached the model's outputs
     backward_visible: bool = False  # whether the outputs of the latest pass show a backward pass
     synchronized: bool = True  # whether the gradients of the latest pass are averaged over processes
+
+    @property
+    def plain(self) -> bool:
+        """Whether this was a gradient step, as far as is known without a look at it."""
+        return self.stepped and self.forward > 0
 
     @property
     def problem(self) -> str | None:
@@ -56,12 +62,14 @@ class Recorder:
     Args:
         model: the model.
         buffer: gets the inputs, if `keep_inputs`.
-        samples: counts the samples, if that is needed.
+        samples: counts the samples, if `counts_samples`.
+        counts_samples: whether to count them.
         keep_inputs: whether to keep the inputs of every pass.
     """
 
-    def __init__(self, model: nn.Module, buffer: Buffer, samples: Samples | None, keep_inputs: bool):
-        self.model, self.buffer, self.samples, self.keep_inputs = model, buffer, samples, keep_inputs
+    def __init__(self, model: nn.Module, buffer: Buffer, samples: Samples, *, counts_samples: bool, keep_inputs: bool):
+        self.model, self.buffer, self.samples = model, buffer, samples
+        self.counts_samples, self.keep_inputs = counts_samples, keep_inputs
         self.taps = Taps(model)
         self.since = SinceStep()
         self.processes: Processes = ALONE
@@ -79,7 +87,7 @@ class Recorder:
     def begin_pass(self, call: ModelCall) -> None:
         """Record a training pass that begins."""
         self._call = call
-        if self.samples is not None:
+        if self.counts_samples:
             self.samples.add(call)
         if self.keep_inputs:
             self.buffer.add(call)
@@ -101,7 +109,7 @@ class Recorder:
         """Count a pass of which nothing is recorded but its samples, as long as these are not known."""
         self.since.backward_visible, self.since.synchronized = False, True
         self._count_pass()
-        if self.samples is not None and not self.samples.known:
+        if self.counts_samples and not self.samples.known:
             self.samples.add(ModelCall.of(args, kwargs))
 
     def add_compiled_pass(self, inputs: Sequence[Tensor]) -> None:
@@ -133,9 +141,20 @@ class Recorder:
         self.since.stepped = self._unseen = True
         self.taps.optimizer_stepped()
 
-    def begin_step(self) -> None:
-        """`Grower.step` is called."""
+    def watch(self, layers: Sequence[Layer], norms: bool) -> None:
+        """Record the inputs and gradients of layers, and the norms of their weights' gradients if asked for."""
+        self.taps.watch([each for layer in layers if layer.records_gradients for each in layer.records], norms=norms)
+
+    def begin_step(self, samples: Any = None) -> None:
+        """`Grower.step` is called, perhaps with the numbers of the samples in the latest passes."""
         self._unseen = False
+        if samples is not None and self.counts_samples and self.since.forward:
+            self.samples.identify(samples)
+
+    def end_step(self) -> None:
+        """A gradient step at which nothing was looked at has ended."""
+        self.since = SinceStep()
+        self.samples.end_step()
 
     def take(self) -> SinceStep:
         """What has happened since the last step; counting begins again."""
@@ -150,8 +169,7 @@ class Recorder:
     def clear(self) -> None:
         """Clear what was recorded of the passes since the last step."""
         self.taps.clear()
-        if self.samples is not None:
-            self.samples.end_step()
+        self.samples.end_step()
 
     def start_again(self) -> None:
         """Forget all widths and inputs."""

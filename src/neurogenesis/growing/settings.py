@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.optim import LBFGS, Optimizer
 
 from ..strategies import Strategy
-from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
+from ..strategies import strategy as as_strategy
 from ..triggers import Size
 
 MaxWidth = Size | Mapping[str, Size] | None
@@ -27,10 +26,54 @@ class Settings:
     include: Sequence[str]
     exclude: Sequence[str]
     tie: Sequence[str | Sequence[str]]
-    ages: bool
-    margin: bool
     prune: bool
     frozen: bool
+    training_samples: int | None
+    every: int | None
+    buffer: int | None
+    ages: bool
+    margin: bool
+
+    @staticmethod
+    def checked(
+        model: nn.Module,
+        strategy: str | Strategy,
+        *,
+        include: Sequence[str] | None,
+        exclude: Sequence[str],
+        **others: Any,
+    ) -> Settings:
+        """Settings for a model; raises if they make no sense."""
+        chosen = as_strategy(strategy)
+        for name in ("every", "buffer", "max_parameters", "round_to", "training_samples"):
+            check_positive(name, others[name])
+        limit, present = others["max_parameters"], sum(parameter.numel() for parameter in model.parameters())
+        if limit is not None and limit < present:
+            raise ValueError(f"max_parameters={limit}, but the model already has {present} parameters")
+        included = ["*"] if include is None else _patterns(include, "include")
+        excluded = _patterns(exclude, "exclude")
+        return Settings(chosen, include=included, exclude=excluded, **others)
+
+    @property
+    def keep_inputs(self) -> bool:
+        """Whether the model's latest inputs are kept, to measure activations on them."""
+        return self.prune or not self.strategy.uses.isdisjoint({"activations", "trials"})
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether the samples of the training set are counted."""
+        return "fan-out gradients" in self.strategy.trigger.needs
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What must be the same in all processes."""
+        return {
+            "strategy": repr(self.strategy),
+            "max_width, max_parameters, round_to": (self.max_width, self.max_parameters, self.round_to),
+            "include, exclude, tie, frozen": (self.include, self.exclude, self.tie, self.frozen),
+            "buffer": self.buffer,
+            "training_samples": self.training_samples,
+        }
 
 
 class Setting:
@@ -49,53 +92,13 @@ class Setting:
         )
 
 
-def check_model(model: object) -> None:
-    """Raise TypeError unless the model is a module."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: expected a torch.nn.Module, not a {type(model).__name__}: Grower(model, optimizer)")
+def check_positive(name: str, number: object) -> None:
+    """Raise ValueError unless a number is a positive integer, or None."""
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+        raise ValueError(f"{name}: expected a positive integer, not {number!r}")
 
 
-def check_numbers(**given: int | None) -> None:
-    """Raise ValueError unless numbers are positive integers, or None."""
-    for name, number in given.items():
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            raise ValueError(f"{name}: expected a positive integer, not {number!r}")
-
-
-def check_max_parameters(model: nn.Module, limit: int | None) -> None:
-    """Raise ValueError if the model has more parameters than it may have."""
-    present = sum(parameter.numel() for parameter in model.parameters())
-    if limit is not None and limit < present:
-        raise ValueError(f"max_parameters={limit}, but the model already has {present} parameters")
-
-
-def checked_patterns(given: Sequence[str], what: str) -> list[str]:
-    """Patterns as a list."""
+def _patterns(given: Sequence[str], what: str) -> list[str]:
     if isinstance(given, str):
         raise TypeError(f"{what}: expected a list of patterns, such as [{given!r}]")
     return list(given)
-
-
-def checked_optimizers(model: nn.Module, optimizer: Optimizers) -> list[Optimizer]:
-    """The optimizers as a list; raise unless they train the model and can be resized."""
-    optimizers = as_list(optimizer)
-    if not optimizers:
-        raise TypeError("optimizer: expected the optimizer that trains the model")
-    for each in optimizers:
-        _check_supported(each)
-    check_optimizers(model, dict(model.named_parameters()), optimizers)
-    return optimizers
-
-
-def _check_supported(optimizer: Optimizer) -> None:
-    """Raise if an optimizer cannot be resized, or has no hooks for its steps."""
-    if isinstance(optimizer, LBFGS):
-        raise ValueError(
-            "LBFGS keeps one flat history of all parameters, which cannot be resized: use another optimizer, such as "
-            "Adam, while the network grows, and LBFGS afterwards"
-        )
-    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
-        raise TypeError(
-            f"{type(optimizer).__name__} has no step hooks, unlike the optimizers of torch: if it wraps another "
-            "optimizer, pass that one"
-        )

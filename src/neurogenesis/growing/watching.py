@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import nn
 
 from ..layer import Layer
+from ..notices import Notices
 from ..passes.buffers import Buffer
+from ..passes.checkpointing import saving_apart
 from ..passes.replay import ModelCall
+from ..passes.untrained import Untrained
 from ..structure.reasons import Kind
-from ..structure.widths import Width, Widths
-from .choosing import FROZEN, choose_widths, make_layers, set_maximum_sizes
+from ..structure.running import internal_run
+from ..structure.widths import Width, Widths, known_widths
+from ..structure.wrappers import wrappers_of
+from ..surgery.plan import Surgery
+from ..surgery.resizing import resize_widths
+from .budget import affordable
+from .choosing import FROZEN, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
+from .dying import DeadNeurons
+from .late import LateLayers
 from .settings import Settings
+from .trained import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -26,15 +39,174 @@ class Watched:
         layers: layers of the watched widths.
         waiting: widths that are watched as soon as they are unfrozen, or layers that may read them are called.
         limited: names of the widths whose maximum neither the strategy nor the user has set.
+        allowed: kinds of reasons not to grow that do not count.
     """
 
     widths: Widths
     layers: Sequence[Layer]
     waiting: Sequence[Width]
     limited: frozenset[str]
+    allowed: frozenset[Kind]
 
 
-def watch(
+class Watching:
+    """The widths that are watched, which change when layers are first called or unfrozen.
+
+    Args:
+        trained: the model.
+        settings: the settings of the grower.
+        buffer: the inputs that layers are measured on.
+        notices: warnings.
+    """
+
+    def __init__(self, trained: TrainedModel, settings: Settings, buffer: Buffer, notices: Notices):
+        self.model, self._settings, self._buffer, self._notices = trained.model, settings, buffer, notices
+        self.watched: Watched | None = None  # None before the first training pass
+        self.dead: DeadNeurons | None = None  # if neurons are pruned
+        self.late = LateLayers(trained, settings.tie)
+        self._examples: list[ModelCall] = []  # as given, or the first training pass
+
+    @property
+    def layers(self) -> Sequence[Layer]:
+        return () if self.watched is None else self.watched.layers
+
+    @property
+    def widths(self) -> Widths | None:
+        """All widths of the model, if they are known."""
+        return None if self.watched is None else self.watched.widths
+
+    @property
+    def may_change(self) -> bool:
+        """Whether something is to be done after every step: drop dead neurons, or watch widths that are unfrozen."""
+        return self.dead is not None or (self.watched is not None and bool(self.watched.waiting))
+
+    @property
+    def calls(self) -> list[ModelCall]:
+        """Calls of the model that together use all layers which are known."""
+        return [*self._examples, *self.late.calls]
+
+    def find(self, calls: Sequence[ModelCall]) -> Widths:
+        """Find the widths in calls of the model."""
+        with torch.enable_grad(), saving_apart(), internal_run(self.model):
+            examples = [as_example(self.model, call) for call in calls]
+            known = known_widths(self.model, lambda: examples, tie=self._settings.tie)
+        self._examples = [call.copied() for call in calls] if known.structure.unused else list(calls)
+        return known
+
+    def watch(self, known: Widths, *, compiled: bool) -> Sequence[Layer]:
+        """Watch the widths that can grow; those that are watched already keep their state.
+
+        Args:
+            known: all widths of the model.
+            compiled: whether the model is compiled; see `LateLayers.watch`.
+        """
+        notices_calls = not compiled and not wrappers_of(self.model)
+        with torch.enable_grad(), saving_apart(), internal_run(self.model):
+            watched = make_watched(
+                self.model, self._settings, known, self.calls, self._buffer, self.watched, notices_calls
+            )
+            named = {layer.name: (layer.width, layer.route) for layer in watched.layers if layer.route is not None}
+            self._buffer.watch(named)
+            for call in self.calls if self._settings.keep_inputs and not has_convolutions(self.model) else ():
+                self._buffer.count_rows(call)
+            self.watched = watched
+            if self._settings.prune:
+                self._watch_dead_neurons()
+        self.late.watch(known, notices_calls)
+        self.check_budget()
+        if not watched.layers:
+            self._notices.warn(why_nothing_grows(watched.waiting, watched.allowed))
+        return watched.layers
+
+    @torch.enable_grad()
+    def untrained(self) -> Untrained:
+        """The model as it is now, to measure its layers later."""
+        with internal_run(self.model):
+            norms = {layer.name: layer.fan_out_norms() for layer in self.layers}
+        return Untrained.of(self.model, self._buffer.quota.widths, norms)
+
+    def _watch_dead_neurons(self) -> None:
+        before = {} if self.dead is None else self.dead.state()
+        self.dead = DeadNeurons(self.model, self.layers, self._buffer)
+        self.dead.load(before)
+        for name, reason in self.dead.problems.items():
+            self._notices.warn(f"dead neurons of {name} are not dropped: {reason}")
+
+    def more_widths(self) -> Widths | None:
+        """The widths if more of them can grow by now: unfrozen, or with layers that values have led to."""
+        found = self.late.search()
+        if found is None and self.watched is not None and may_watch_more(self.model, self.watched):
+            return self.watched.widths
+        return found
+
+    def check_budget(self) -> None:
+        """Mark the layers that cannot grow any more, because the budget has too few parameters left."""
+        limit, round_to = self._settings.max_parameters, self._settings.round_to
+        for layer in self.layers:
+            layer.out_of_budget = not affordable(self.model, limit, layer, round_to)
+
+    def start_again(self) -> None:
+        """Wait for the first training pass."""
+        self.watched = self.dead = None
+        self._examples = []
+        self.late.start_again()
+
+    def state(self) -> dict[str, Any]:
+        """What is known and watched, as plain values and tensors."""
+        watched, calls = self.watched, [call.saved for call in self.calls]
+        return {
+            "layers": {layer.name: {"initial": layer.initial, "memory": dict(layer.memory)} for layer in self.layers},
+            "sizes": {} if watched is None else watched.widths.sizes,
+            "example": calls[0] if calls else None,
+            "further examples": calls[1:],
+            "waiting": [] if watched is None else [width.name for width in watched.waiting],
+            "resizes": [] if watched is None else watched.widths.resizes,
+            "dead": None if self.dead is None else self.dead.state(),
+        }
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if a state is of other widths."""
+        self.check_examples(state)
+        assert self.watched is not None
+        own_names, saved_names = {layer.name for layer in self.layers}, set(state["layers"])
+        waiting, waited = {width.name for width in self.watched.waiting}, set(state.get("waiting", ()))
+        if saved_names - own_names - waiting or own_names - saved_names - waited:
+            raise ValueError(
+                f"the state is of other widths: {sorted(saved_names - own_names)} only in the state, "
+                f"{sorted(own_names - saved_names)} only in the grower"
+            )
+
+    def check_examples(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError if a state was saved before a layer was first called, which has been resized since."""
+        if len(self.late.calls) > len(state.get("further examples", ())):
+            raise ValueError(
+                "the state was saved before a layer was first called that the example does not use, and that layer has "
+                "been resized since: pass a list of inputs that together use all layers to the Grower, as example=[...]"
+            )
+
+    def resize(self, sizes: Mapping[str, int], surgery: Surgery) -> None:
+        """Give the model other sizes, with arbitrary values."""
+        if self.watched is not None and sizes:
+            resize_widths(surgery, self.watched.widths, sizes, torch.Generator().manual_seed(0))
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, in a model that has its sizes."""
+        for layer in self.layers:
+            saved = state["layers"].get(layer.name)
+            if saved is None:  # it was not watched yet
+                layer.initial, layer.memory = layer.size, {}
+                self._settings.strategy.trigger.start(layer)
+            else:
+                layer.initial, layer.memory = saved["initial"], dict(saved["memory"])
+        if self.watched is not None:
+            set_limits(self.layers, self.watched.widths, self._settings, begun=True)
+            self.watched.widths.resizes = state.get("resizes", self.watched.widths.resizes)
+        if self.dead is not None:
+            self.dead.load(state.get("dead") or {})
+        self.check_budget()
+
+
+def make_watched(
     model: nn.Module,
     settings: Settings,
     known: Widths,
@@ -69,7 +241,7 @@ def watch(
         else:
             trigger.start(layer)
     limited = set_limits(layers, known, settings, begun=before is not None)
-    return Watched(known, layers, waiting, limited)
+    return Watched(known, layers, waiting, limited, allowed)
 
 
 def set_limits(layers: Sequence[Layer], known: Widths, settings: Settings, *, begun: bool) -> frozenset[str]:
@@ -88,11 +260,11 @@ def _passing_reasons(late: bool) -> frozenset[Kind]:
     return FROZEN | ({Kind.IDLE} if late else set())
 
 
-def may_watch_more(model: nn.Module, waiting: Sequence[Width], allowed: frozenset[Kind]) -> bool:
+def may_watch_more(model: nn.Module, watched: Watched) -> bool:
     """Whether a waiting width can grow by now; not while the whole model is frozen, as a discriminator is at times."""
-    if not waiting or not any(parameter.requires_grad for parameter in model.parameters()):
+    if not watched.waiting or not any(parameter.requires_grad for parameter in model.parameters()):
         return False
-    return any(width.obstacle(allowed) is None for width in waiting)
+    return any(width.obstacle(watched.allowed) is None for width in watched.waiting)
 
 
 def why_nothing_grows(waiting: Sequence[Width], allowed: frozenset[Kind]) -> str:

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from .examples import tensors_in
 from .fills import Fill
-from .labels import Attribute, Label, NormRecord, RoleRecord, rigid
+from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
 from .reasons import Kind, Reason
 from .rules import Axes, Role
 from .terms import Conflict, Term, fix, unify
 
-if TYPE_CHECKING:
-    from .tracing import Tracer
+
+class Trace(Protocol):
+    """What is known while a model is traced, and noted of it."""
+
+    strict: bool
+    tensors: dict[str, Tensor]
+    roles: list[RoleRecord]
+    norms: list[NormRecord]
+    attributes: list[Attribute]
+
+    @property
+    def frames(self) -> Sequence[Frame]: ...
+
+    def label(self, tensor: Tensor) -> Label: ...
 
 
 class OperationCall:
     """Implements `rules.Call` for an operation."""
 
-    def __init__(self, tracer: Tracer, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self._tracer = tracer
+    def __init__(self, trace: Trace, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self._trace = trace
         schema = func._schema.arguments
         self.name = f"aten.{func.overloadpacket.__name__}".removesuffix("_")
         self.arguments = {argument.name: argument.default_value for argument in schema}
@@ -30,7 +43,7 @@ class OperationCall:
         self.arguments.update(kwargs)
         self.outputs: list[Tensor] = []
         self.keeps_values = func.is_view or self.name in ("aten.clone", "aten._to_copy", "aten._unsafe_view")
-        self.where = tracer.frames[-1].where
+        self.where = trace.frames[-1].where
         self.mismatch = Reason(f"regrouped by {self.name} in {self.where} in a way that no rule describes")
         self._inputs = list(tensors_in((args, kwargs)))
 
@@ -38,13 +51,13 @@ class OperationCall:
         return self._inputs
 
     def axes(self, tensor: Tensor) -> Axes:
-        return self._tracer.label(tensor).axes
+        return self._trace.label(tensor).axes
 
     def is_static(self, tensor: Tensor) -> bool:
-        return self._tracer.label(tensor).static
+        return self._trace.label(tensor).static
 
     def is_weight(self, tensor: Tensor) -> bool:
-        return self._tracer.label(tensor).weight
+        return self._trace.label(tensor).weight
 
     def unify(self, a: Term, b: Term) -> None:
         try:
@@ -57,12 +70,12 @@ class OperationCall:
         fix(term, Reason(f"{reason} in {self.where}", kind))
 
     def misfit(self, term: Term, conflict: Conflict) -> None:
-        if self._tracer.strict and rigid([term]):
+        if self._trace.strict and rigid([term]):
             raise conflict if rigid(conflict.atoms) else Conflict(term) from conflict
         fix(term, self.mismatch)
 
     def role(self, tensor: Tensor, axis: int, role: Role, fill: Fill) -> None:
-        label = self._tracer.label(tensor)
+        label = self._trace.label(tensor)
         if not label.static:
             return
         term = label.axes[axis]
@@ -71,42 +84,42 @@ class OperationCall:
             fix(term, Reason(reason))
             return
         sources = label.zeros if role == "consumer" else label.sources
-        self._tracer.roles.append(RoleRecord(sources, term, self._stride(tensor, axis, label), role, fill))
+        self._trace.roles.append(RoleRecord(sources, term, self._stride(tensor, axis, label), role, fill))
 
     def normed(self, weight: Tensor, axis: int) -> None:
-        label = self._tracer.label(weight)
+        label = self._trace.label(weight)
         if label.static:
             strides = tuple(self._stride(weight, each, label) for each in range(weight.ndim))
-            self._tracer.norms.append(NormRecord(label.sources, label.axes, strides, axis % weight.ndim))
+            self._trace.norms.append(NormRecord(label.sources, label.axes, strides, axis % weight.ndim))
 
     def _stride(self, tensor: Tensor, axis: int, label: Label) -> int | None:
         return tensor.stride(axis) if self._is_view(tensor, label) else None
 
     def _is_view(self, tensor: Tensor, label: Label) -> bool:
-        sources = [self._tracer.tensors[name] for name in label.sources]
+        sources = [self._trace.tensors[name] for name in label.sources]
         return any(source.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for source in sources)
 
     def owned(self, tensor: Tensor) -> bool:
-        sources, path = self._tracer.label(tensor).sources, self._tracer.frames[-1].path
+        sources, path = self._trace.label(tensor).sources, self._trace.frames[-1].path
         return any(source.rpartition(".")[0] == path for source in sources)
 
     def attribute(self, weight: Tensor, name: str, term: Term) -> None:
-        owners = {source.rpartition(".")[0] for source in self._tracer.label(weight).sources}
-        paths = owners | {self._tracer.frames[-1].path}
-        self._tracer.attributes.extend(Attribute(path, name, term) for path in sorted(paths))
+        owners = {source.rpartition(".")[0] for source in self._trace.label(weight).sources}
+        paths = owners | {self._trace.frames[-1].path}
+        self._trace.attributes.extend(Attribute(path, name, term) for path in sorted(paths))
 
 
 class ModuleCall(OperationCall):
     """Implements `rules.Call` for a module that has its own rule."""
 
-    def __init__(self, tracer: Tracer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self._tracer = tracer
+    def __init__(self, trace: Trace, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self._trace = trace
         self.name = type(module).__name__
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
         bound.apply_defaults()
         self.arguments = dict(bound.arguments)
         self.outputs = []
         self.keeps_values = False
-        self.where = tracer.frames[-1].where
+        self.where = trace.frames[-1].where
         self.mismatch = Reason(f"regrouped by {self.where} in a way that its rule does not describe")
         self._inputs = list(tensors_in((args, kwargs)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from torch import nn
+
 from .fills import Fill
 from .rules import Axes, Role
 from .terms import Atom, Term, leaves
@@ -20,6 +22,26 @@ class Label:
     zeros: frozenset[str] = frozenset()  # sources whose zeros make entries zero
     weight: bool = False  # a parameter, or a view or cast of one
     zero_lost_in: str | None = None  # operation that does not map zero to zero with a nonzero gradient
+
+
+@dataclass
+class Frame:
+    """A running module, and the number of operations it has executed itself."""
+
+    module: nn.Module
+    path: str
+    operations: int = 0
+    opaque: bool = False  # a rule describes the whole module
+    fused: bool = False  # whether the kernels of oneDNN were on, which run an LSTM as one operation
+
+    @property
+    def where(self) -> str:
+        return f"{self.path or 'the model'} ({type(self.module).__name__})"
+
+    @property
+    def key(self) -> tuple[type, int]:
+        """Identifies an operation across all instances of a module class."""
+        return type(self.module), self.operations
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .calls import ModuleCall, OperationCall
 from .examples import Example, call_model, copied_example, tensors_in
-from .labels import Attribute, Label, NormRecord, RoleRecord, rigid
+from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
 from .reasons import Kind, Reason
 from .rules import Axes, RuleError, unknown
 from .rules.base import checked, rule_for
@@ -47,30 +46,10 @@ class Rejected(Exception):
     what failed and where.
     """
 
-    def __init__(self, operation: str, frame: _Frame, atoms: list[Atom], certain: bool, reason: object):
+    def __init__(self, operation: str, frame: Frame, atoms: list[Atom], certain: bool, reason: object):
         self.operation, self.where, self.key = operation, frame.where, frame.key
         self.atoms, self.certain = atoms, certain
         super().__init__(f"{operation} fails in {frame.where}: {reason}")
-
-
-@dataclass
-class _Frame:
-    """A running module, and the number of operations it has executed itself."""
-
-    module: nn.Module
-    path: str
-    operations: int = 0
-    opaque: bool = False  # a rule describes the whole module
-    fused: bool = False  # whether the kernels of oneDNN were on, which run an LSTM as one operation
-
-    @property
-    def where(self) -> str:
-        return f"{self.path or 'the model'} ({type(self.module).__name__})"
-
-    @property
-    def key(self) -> tuple[type, int]:
-        """Identifies an operation across all instances of a module class."""
-        return type(self.module), self.operations
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -96,7 +75,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.called: set[nn.Module] = {model}
         self.by_values = False  # whether the code reads the values of tensors, on which it may branch
         self.labels = WeakTensorKeyDictionary()
-        self.frames = [_Frame(model, "")]
+        self.frames = [Frame(model, "")]
         self.roles: list[RoleRecord] = []
         self.norms: list[NormRecord] = []
         self.attributes: list[Attribute] = []
@@ -128,7 +107,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         path = self.paths.get(module, self.frames[-1].path)
         self.called.add(module)
         fused = isinstance(module, nn.LSTM) and bool(_ONE_DNN.enabled)
-        self.frames.append(_Frame(module, path, opaque=module_rule(module) is not None, fused=fused))
+        self.frames.append(Frame(module, path, opaque=module_rule(module) is not None, fused=fused))
         if fused:  # without them it runs as operations that have rules
             _ONE_DNN.enabled = False
         if args and isinstance(args[0], Tensor) and module not in self._reached:
@@ -163,7 +142,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._label_outputs(call, rule, inputs, module)
 
     @staticmethod
-    def _inside_opaque(frames: Sequence[_Frame]) -> bool:
+    def _inside_opaque(frames: Sequence[Frame]) -> bool:
         return any(frame.opaque for frame in frames)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

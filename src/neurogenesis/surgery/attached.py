@@ -17,7 +17,8 @@ from .optimizer_state import Optimizers, as_list
 class Attached(Protocol):
     """What is attached to a model while it trains."""
 
-    ema: nn.Module | None
+    @property
+    def ema(self) -> nn.Module | None: ...
 
     @property
     def optimizers(self) -> list[Optimizer]: ...

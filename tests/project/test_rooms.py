@@ -13,7 +13,7 @@ import pytest
 import neurogenesis
 
 ROOT = Path(neurogenesis.__file__).parent
-PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 ROOMS = [
     *(name.removesuffix("/").removesuffix(".py") for name in re.findall(r"^\| `([\w./]+)` \|", PAGE.read_text(), re.M)),
     "__main__",

@@ -39,7 +39,7 @@ from neurogenesis.integrations.huggingface import GrowerCallback, from_pretraine
 from neurogenesis.integrations.peft import described, matching_alpha
 from neurogenesis.strategies import STRATEGIES
 from neurogenesis.structure.updates import StructureUpdate
-from tests.test_huggingface import TOKENS, Worse, bert, losses, same_parameters, trainer_in
+from tests.integrations.test_huggingface import TOKENS, Worse, bert, losses, same_parameters, trainer_in
 
 EXAMPLE = {"input_ids": TOKENS}
 QUERY = "base_model.model.bert.encoder.layer.0.attention.self.query"

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import neurogenesis as ng
 from tests.growing import always
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ONE_NEURON = ng.Strategy(always(1), "random")
 
 

@@ -670,10 +670,10 @@ class Forced(ng.triggers.Need):
         super().__init__()
         object.__setattr__(self, "name", name)
 
-    def __call__(self, layer: ng.Layer) -> ng.Decision:
-        decision = super().__call__(layer)
-        grows = layer.name == self.name and layer.step == 8  # type: ignore[attr-defined]
-        return replace(decision, count=2 if grows else 0, wait=1)
+    def decide(self, layers: Sequence[ng.Layer]) -> list[ng.Decision]:
+        grows = [layer.name == self.name and layer.step == 8 for layer in layers]  # type: ignore[attr-defined]
+        found = zip(super().decide(layers), grows, strict=True)
+        return [replace(decision, count=2 if now else 0, wait=1) for decision, now in found]
 
 
 class Joined(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 
 import neurogenesis as ng
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.mark.parametrize("name", ["north-random", "north-integrated", "gradmax"])

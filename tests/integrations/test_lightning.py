@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import neurogenesis as ng
 from neurogenesis.integrations.lightning import GrowerCallback, resize_to_checkpoint
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import torch
 from tools import printed
 from tools.printed import differences, examples
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 

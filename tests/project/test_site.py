@@ -11,7 +11,7 @@ import pytest
 
 import neurogenesis as ng
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "neurogenesis"
 API = ROOT / "docs" / "api"
 SHOWN = set(

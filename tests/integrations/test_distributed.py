@@ -15,7 +15,7 @@ import torch
 
 from tests import distributed_worker as worker
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def torchrun(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:

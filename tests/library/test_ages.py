@@ -21,7 +21,7 @@ from tests import cases, oracles
 from tests.cases import randn
 from tests.growing import always, mlp
 from tests.growing import step as train
-from tests.test_surgery import OPTIMIZERS, X, assert_same, everything, step, trained
+from tests.library.test_surgery import OPTIMIZERS, X, assert_same, everything, step, trained
 
 KEY = births.KEY
 

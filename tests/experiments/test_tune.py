@@ -29,8 +29,8 @@ from neurogenesis.experiments.tuning.tune import Outcome, check_asha, plan_searc
 from neurogenesis.report import read, write
 from neurogenesis.report.searches import make_searches
 from neurogenesis.report.searches_tables import approaches_table, budgets_table
+from tests.experiments.test_sweep import wait_until
 from tests.runs import assert_same_run, here, lines, records
-from tests.test_sweep import wait_until
 
 USUAL = {"epochs": 2, "batch": 256}
 
@@ -114,7 +114,7 @@ def test_another_seed_gives_other_trials(six: Outcome, tmp_path: Path) -> None:
 
 def test_a_killed_search_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    code = f"from tests.test_tune import *; search(Path({str(killed)!r}), 3, epochs=10)"
+    code = f"from tests.experiments.test_tune import *; search(Path({str(killed)!r}), 3, epochs=10)"
     process = subprocess.Popen([sys.executable, "-c", code])
     begun = killed / "trial-02" / "epochs.jsonl"
     wait_until(lambda: begun.exists() and len(lines(begun)) > 2)

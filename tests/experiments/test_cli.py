@@ -75,7 +75,7 @@ class Pairs(nn.Module):
 )
 def test_several_inputs_of_several_kinds_are_given(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = [word for text in inputs for word in ("--input", text)]
-    assert main(["widths", "tests.test_cli:Pairs", "2", *words]) == 0
+    assert main(["widths", "tests.experiments.test_cli:Pairs", "2", *words]) == 0
     assert re.search(r"^hidden +6 +hidden +head +yes$", capsys.readouterr().out, re.MULTILINE)
 
 

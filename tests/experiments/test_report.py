@@ -30,7 +30,7 @@ from neurogenesis.report.statistics import ellipse, evenly, statistic
 from neurogenesis.report.steps import summarize
 from neurogenesis.report.tables import cost_table, results_table
 from tests import fake_runs as fake
-from tests.test_pays import small_study as small_comparison
+from tests.experiments.test_pays import small_study as small_comparison
 
 Studies = Callable[[str], Path]
 FEW = ("north-select", "gradmax", "medium")
@@ -447,7 +447,7 @@ def test_a_run_of_a_sweep_may_be_given_before_the_sweep(studies: Studies) -> Non
 
 
 def test_a_run_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    found = report.read([Path(__file__).parent / "data" / "run"])
+    found = report.read([Path(__file__).parents[1] / "data" / "run"])
     (run,) = found.runs
     assert not found.skipped
     assert (run.state, run.settings.strategy, run.settings.maximum) == ("unfinished", "north-random", 16)

@@ -36,7 +36,7 @@ from neurogenesis.experiments.training import accuracy_and_loss, sample_order
 from tests.real_data import ROOT, needs
 from tests.runs import assert_same_run, lines, records, tiny
 
-OLD_RUN = Path(__file__).parent / "data" / "run"  # written by an earlier version, stopped after an epoch
+OLD_RUN = Path(__file__).parents[1] / "data" / "run"  # written by an earlier version, stopped after an epoch
 GROWING = [name for name in ng.strategies.STRATEGIES if name != "static"]
 
 # --- settings -----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 import neurogenesis as ng
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "neurogenesis"
 APPLICATION = ("experiments", "report", "cli", "__main__.py")  # everything else is the library
 INTEGRATIONS = {  # the extras whose distributions a file may import

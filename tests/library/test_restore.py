@@ -19,7 +19,7 @@ import neurogenesis as ng
 from tests.growing import always, mlp
 
 X = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 @dataclass

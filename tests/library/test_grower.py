@@ -24,7 +24,7 @@ from neurogenesis.strategies import STRATEGIES
 from tests import oracles
 from tests.growing import always, mlp, small_vgg, step
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAPER = ("north-select", "north-pre", "north-random", "north-weight", "gradmax", "firefly", "nest")
 
 
@@ -874,7 +874,8 @@ class OneMore(ng.triggers.Trigger):
 
 def test_a_strategy_of_plain_functions_is_the_same_in_every_process() -> None:
     code = (
-        "import tests.test_grower as t; print(t.ng.Strategy(t.one_at_a_time), t.ng.Strategy(t.OneMore(2)), sep='\\n')"
+        "import tests.library.test_grower as t; "
+        "print(t.ng.Strategy(t.one_at_a_time), t.ng.Strategy(t.OneMore(2)), sep='\\n')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.splitlines() == [str(ng.Strategy(one_at_a_time)), str(ng.Strategy(OneMore(2)))]

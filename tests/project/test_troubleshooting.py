@@ -11,7 +11,7 @@ import pytest
 import neurogenesis
 
 SOURCES = Path(neurogenesis.__file__).parent.rglob("*.py")
-PAGE = Path(__file__).parent.parent / "docs" / "troubleshooting.md"
+PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 QUOTED = re.findall(r"^### `(.*)`$", PAGE.read_text("utf-8"), re.MULTILINE)
 
 
