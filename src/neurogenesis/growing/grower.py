@@ -59,33 +59,35 @@ class Grower:
             new neurons would learn something, and stops by itself.
         example: an input of the model, or a list of several that together use all layers; by default the first training
             batch. Layers that it does not use are resized when they are first called.
-        max_width: the maximum size of each width: an int (number of neurons), a float (factor of the initial size), or
-            a mapping from names to either. By default 64 times the initial size with 'need', 16 times with
+        max_width: the maximum size of each width: an int (number of neurons), a factor of the initial size (``2.0`` or
+            ``"2x"``), or a mapping from names to these. By default 64 times the initial size with 'need', 16 times with
             strategies that do not stop by themselves, and unlimited with others or if `max_parameters` is given.
         max_parameters: the maximum number of parameters of the model; unlimited by default. When it is reached, neurons
             go to the widths that want most of them per parameter.
         round_to: grow widths to multiples of this number, such as 8, which suits hardware.
-        every: look at the first gradient step and every `every` steps after it. By default the grower looks at a width
-            at every step while it grows and less often while it does not, but at least at every twelfth step.
         include: patterns of the widths to grow, such as ``["features.*"]``; all by default.
         exclude: patterns of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
-        buffer: the number of latest samples on which activations are measured; by default 1568, or 128 in networks with
-            convolutions. A sample is an item of a batch; in sequences, such as tokens, it is each position of an item,
-            and twice as many positions as neurons are measured if that is more. A width is measured as soon as there
-            are twice as many activations as neurons; see `fill`.
-        seed: seed of all random numbers of growth. Torch's global random state is not used.
         ema: an averaged copy of the model, which grows too.
-        ages: whether the optimizer treats new weights as if training had just begun; see `neurogenesis.ages`.
-        margin: whether random fan-in is balanced, and its norm larger than that of the present neurons by as much as
-            one gradient step can move it; see `neurogenesis.surgery.reach`. Otherwise it has the mean norm of the
-            present neurons, as in the paper.
         prune: whether neurons are dropped that have died, so that they give their consumers a constant on the latest
             inputs; see `neurogenesis.growing.dying` for how long they must have been dead.
         frozen: whether widths grow that have frozen parameters (``requires_grad`` is False). By default frozen parts
             stay as they are, and their widths are watched as soon as they are unfrozen.
         training_samples: the number of samples in the training set, by which 'need' knows how much can be learned from
             it. By default they are counted, recognized by their inputs; with random augmentation, every input is new.
+        every: look at the first gradient step and every `every` steps after it. By default the grower looks at a width
+            at every step while it grows and less often while it does not, but at least at every twelfth step.
+        buffer: the number of latest samples on which activations are measured; by default 1568, or 128 in networks with
+            convolutions. A sample is an item of a batch; in sequences, such as tokens, it is each position of an item,
+            and twice as many positions as neurons are measured if that is more. A width is measured as soon as there
+            are twice as many activations as neurons; see `fill`.
+        seed: seed of all random numbers of growth. Torch's global random state is not used.
+        ages: whether the optimizer treats new weights as if training had just begun; see `neurogenesis.ages`.
+        margin: whether random fan-in is balanced, and its norm larger than that of the present neurons by as much as
+            one gradient step can move it; see `neurogenesis.surgery.reach`. Otherwise it has the mean norm of the
+            present neurons, as in the paper.
+
+    The last five, from `every` on, are for experiments: their defaults are right for training.
 
     A model has one grower: a new one for the same model replaces the present one.
 
