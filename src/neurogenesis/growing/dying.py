@@ -23,7 +23,7 @@ from ..explained import Moments, staying
 from ..layer import Layer
 from ..passes.buffers import Buffer
 from ..surgery.plan import Plan
-from .pruning import Consumer, find_consumers, measure, plan_removal
+from .consumers import Consumer, find_consumers, measure, plan_removal
 
 Dropping = tuple[list[int], list[Moments]]  # neurons, and moments at the consumers of their width
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,16 +23,15 @@ from ..structure.axes import named_tensors, unwrapped
 from ..structure.examples import Examples, examples_in
 from ..structure.modes import ordinary_tensors
 from ..structure.widths import Widths, check_supported
-from ..structure.wrappers import wrappers_of
 from ..surgery.attached import attach, leave
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery, check_average
 from .accumulation import accumulating
 from .choosing import as_call, has_convolutions
 from .looking import Looks
-from .mismatch import MismatchNote
+from .mismatch import MismatchNote, explain_failure
 from .overview import overview
-from .recording import Recorder
+from .recording import Recorder, apart
 from .schedule import Schedule
 from .settings import MaxWidth, Setting, Settings
 from .trained import TrainedModel, checked_optimizers
@@ -180,7 +177,7 @@ class Grower:
             after=self._recorder.end_pass,
             unrecorded=self._recorder.count_pass,
             compiled=self._compiled_pass,
-            failed=self._explain_failure,
+            failed=lambda error: explain_failure(error, self.layers),
             wrapper=model if getattr(model, "_orig_mod", None) is self.model else None,
         )
         try:
@@ -295,19 +292,10 @@ class Grower:
 
     def _find_processes(self) -> None:
         """Decide together with other processes from the first pass on that runs in all of them."""
-        processes = self._recorder.new_processes()
+        shared = {**self.settings.described, "seed": self.generator.initial_seed(), "steps": self.steps}
+        processes = self._recorder.join_processes(shared)
         if processes is None:
             return
-        processes.meet(
-            "a Grower watches the model in process {here}, but none has seen a training pass in process {others}: "
-            "create it in every process"
-        )
-        shapes = [(name, tuple(own.shape)) for name, own in self.model.named_parameters()]
-        seed = self.generator.initial_seed()
-        processes.check_same(
-            {**self.settings.described, "seed": seed, "steps": self.steps, "shapes of parameters": shapes}
-        )
-        self._recorder.join(processes)
         known = self._watching.widths
         if known is not None and known.structure.not_called:  # attached before the model was wrapped
             self._watch(known)
@@ -326,18 +314,6 @@ class Grower:
         # Before the next look, its passes are prepared.
         busy = grown or unknown or self._watching.may_change
         self._busy_from = 0 if busy else self._schedule.next_look(growable) - 1
-
-    def _explain_failure(self, error: BaseException) -> None:
-        """Add a note to an error about sizes in the model's forward, if the model has been resized since the start."""
-        changed = [
-            f"{layer.name} from {layer.initial} to {layer.size}" for layer in self.layers if layer.size != layer.initial
-        ]
-        if changed and re.search(r"\b(shapes?|sizes?|dimensions?)\b", str(error)) and sys.version_info >= (3, 11):
-            error.add_note(
-                f"neurogenesis has resized {', '.join(changed)}. If this pass uses a layer or a branch that the "
-                "example, or the first batch, did not use, pass inputs that together use all of them: "
-                "Grower(..., example=[...])"
-            )
 
     # --- steps -------------------------------------------------------------------------------------------
 
@@ -364,7 +340,7 @@ class Grower:
             return self._step(closure)
 
     def _step(self, closure: Callable[[], Any] | None) -> list[Event]:
-        if self._several_models:
+        if apart(self.model):
             self._notices.warn(
                 "there are several processes, but the model is not wrapped in DistributedDataParallel: each process "
                 "grows its own model"
@@ -390,11 +366,6 @@ class Grower:
         self._passes.clear()
         self._prepare_passes()
         return events
-
-    @property
-    def _several_models(self) -> bool:
-        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-        return several and not wrappers_of(self.model)
 
     def _look(self, closure: Callable[[], Any] | None) -> list[Event]:
         """Ask the trigger about the layers that are due, and look for dead neurons."""

@@ -1,12 +1,15 @@
-"""What to do when a state of other sizes is loaded by torch itself: added to torch's own error message."""
+"""What to do when sizes do not fit after growth: added to torch's own error messages."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from ..layer import Layer
 from ..passes.replay import Hook
 from ..structure.axes import named_tensors
 from ..structure.solving import sizes_from_shapes
@@ -88,3 +91,14 @@ def mismatch_note(
         f"Call {remedy}, which resizes it back; or, to go back with optimizer and grower, use neurogenesis.snapshot() "
         "and neurogenesis.restore() instead of state_dict() and load_state_dict()."
     )
+
+
+def explain_failure(error: BaseException, layers: Sequence[Layer]) -> None:
+    """Add a note to an error about sizes in the model's forward, if layers have been resized since the start."""
+    changed = [f"{layer.name} from {layer.initial} to {layer.size}" for layer in layers if layer.size != layer.initial]
+    if changed and re.search(r"\b(shapes?|sizes?|dimensions?)\b", str(error)) and sys.version_info >= (3, 11):
+        error.add_note(
+            f"neurogenesis has resized {', '.join(changed)}. If this pass uses a layer or a branch that the "
+            "example, or the first batch, did not use, pass inputs that together use all of them: "
+            "Grower(..., example=[...])"
+        )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..layer import Layer
@@ -15,7 +16,7 @@ from ..passes.replay import ModelCall
 from ..passes.samples import Samples
 from ..passes.taps import Taps
 from ..structure.examples import tensors_in
-from ..structure.wrappers import active_wrapper
+from ..structure.wrappers import active_wrapper, wrappers_of
 
 
 @dataclass
@@ -121,20 +122,28 @@ class Recorder:
             copies = [tensor.clone() for tensor in inputs]  # the graph may reuse their memory
             self.buffer.add(like.with_tensors(copies))
 
-    def new_processes(self) -> Processes | None:
-        """The processes of the `DistributedDataParallel` that runs the model, if they are not known yet."""
+    def join_processes(self, shared: Mapping[str, Any]) -> Processes | None:
+        """Record as one of the processes of the `DistributedDataParallel` that runs the model; None if that is known.
+
+        Raises an error in all of them if one does not take part, or if they differ in what is `shared`.
+        """
         wrapper = active_wrapper(self.model)
         if wrapper is None:
             return None
         self.since.synchronized = wrapper.require_backward_grad_sync
         found = Processes(wrapper.process_group)
-        return found if found.count > 1 and found != self.processes else None
-
-    def join(self, processes: Processes) -> None:
-        """Record as one of several processes."""
-        self.processes = processes
-        self.buffer.join(processes)
-        self.taps.join(processes)
+        if found.count == 1 or found == self.processes:
+            return None
+        found.meet(
+            "a Grower watches the model in process {here}, but none has seen a training pass in process {others}: "
+            "create it in every process"
+        )
+        shapes = [(name, tuple(own.shape)) for name, own in self.model.named_parameters()]
+        found.check_same({**shared, "shapes of parameters": shapes})
+        self.processes = found
+        self.buffer.join(found)
+        self.taps.join(found)
+        return found
 
     def optimizer_stepped(self) -> None:
         """An optimizer has stepped."""
@@ -192,3 +201,9 @@ class Recorder:
 
     def _on_backward(self, gradient: Tensor) -> None:
         self.since.backward += 1
+
+
+def apart(model: nn.Module) -> bool:
+    """Whether there are several processes, but the model trains in each of them alone."""
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return several and not wrappers_of(model)
