@@ -1,4 +1,4 @@
-r"""What the neurons of a layer explain of each other, and what is lost when some of them are removed.
+r"""How well the neurons of a layer explain each other, and the loss when some of them are removed.
 
 A neuron j is removed from what a consumer gets, H (neurons x rows), by replacing it with its least squares fit on a
 constant and the neurons that stay, :math:`h_j \approx c + \sum_k \beta_k h_k`. The fit is folded into the consumer:
@@ -125,7 +125,7 @@ class Remaining:
 
     @property
     def losses(self) -> Tensor:
-        """What the removal of each neuron would lose; of removed ones it has no meaning."""
+        """The loss by removing each neuron; meaningless for those already removed."""
         return self._scale * self._weights.diagonal() / self._inverse.diagonal() * self._varies
 
     def remove(self, neuron: int) -> None:
@@ -161,7 +161,7 @@ class Unfolded:
 
 
 def total_loss(consumers: Sequence[Remaining | Unfolded], removed: Sequence[int] = ()) -> Tensor:
-    """What the removal of each neuron would lose at all consumers; infinite for those already removed."""
+    """The loss by removing each neuron, over all consumers; infinite for those already removed."""
     losses = torch.stack([consumer.losses for consumer in consumers]).sum(0)
     losses[list(removed)] = torch.inf
     return losses

@@ -61,12 +61,12 @@ class Strategy:
 
     @property
     def needs(self) -> frozenset[Requirement]:
-        """What the trigger and the initialization require."""
+        """The measurements that trigger and initialization require."""
         return self.trigger.needs | self.initialization.needs
 
     @property
     def uses(self) -> frozenset[Requirement]:
-        """What the trigger and the initialization may use; a plain function may use anything."""
+        """The measurements that trigger and initialization may use; a plain function may use all of them."""
         return self.trigger.uses | self.initialization.uses
 
 

@@ -63,7 +63,7 @@ def _matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
 
 
 def _hint(known: Widths, pattern: str) -> str:
-    """What may have been meant by a pattern that matches neither a width nor a producer."""
+    """A hint at the meaning of a pattern that matches neither a width nor a producer."""
     others = {width.name: {axis.module for axis in (*width.carriers, *width.consumers)} for width in known.growable}
     if near := [name for name, modules in others.items() if _matches(modules, [pattern])]:  # such as a norm
         return f"what it matches belongs to the width {' and '.join(map(repr, near[:3]))}"

@@ -1,4 +1,4 @@
-"""What consumers of a width get of its neurons, and how they take over what is lost with some of them."""
+"""The consumers of a width: measurements of their inputs, and weights that make up for removed neurons."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Consumer:
         return Remaining(moments.covariance(self.bias is not None), fan_out)
 
     def changes(self, model: nn.Module, width: Width, moments: Moments, removed: Sequence[int]) -> dict[str, Tensor]:
-        """What to add to its weight and bias before neurons are removed."""
+        """The changes of its weight and bias that make up for neurons about to be removed."""
         if not self.folds:
             return {}
         weight = weight_of(model, self.axis.tensor)
@@ -80,7 +80,7 @@ def _placed(width: Width, axis: Axis, by_neuron: Tensor, like: Tensor) -> Tensor
 
 
 def find_consumers(model: nn.Module, width: Width) -> list[Consumer] | str:
-    """The consumers of a width, or why what they get cannot be measured."""
+    """The consumers of a width, or the reason why their inputs cannot be measured."""
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters = dict(model.named_parameters(remove_duplicate=False))
     uses = Counter(map(id, parameters.values()))
@@ -119,7 +119,7 @@ def _takes_constant(module: nn.Linear | _ConvNd) -> bool:
 def measure(
     measurement: Measurement, consumers: Mapping[Width, Sequence[Consumer]], *, evaluation: bool
 ) -> dict[Width, list[Moments] | str]:
-    """Moments of what each consumer of each width gets on the latest inputs, or why there are none."""
+    """Moments of the inputs of each consumer of each width, or the reason why they cannot be measured."""
     points = {
         f"{width.name} {number}": consumer.point(width)
         for width, own in consumers.items()
@@ -149,7 +149,7 @@ def plan_removal(
     removed: Sequence[int],
     ema: nn.Module | None = None,
 ) -> Plan:
-    """Plan to remove neurons, with what the others explain of them folded into the consumers."""
+    """Plan to remove neurons; the part of them that the others explain is folded into the consumers."""
 
     def changes(of: nn.Module) -> dict[str, Tensor]:
         result: dict[str, Tensor] = {}

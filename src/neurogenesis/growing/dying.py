@@ -52,7 +52,7 @@ class DeadNeurons:
         return max(round(5 / (1 - momentum(optimizers))), self.buffer.passes)
 
     def look(self, step: int, patience: int) -> dict[Layer, Dropping]:
-        """What to drop now, by layer."""
+        """The neurons to drop now, by layer."""
         if step % max(1, patience // LOOKS):
             return {}
         self.buffer.drop_overwritten()

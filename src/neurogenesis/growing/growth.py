@@ -30,7 +30,7 @@ class Request:
 
 
 def request(layer: Layer, decision: Decision, round_to: int) -> Request:
-    """What a layer gets of what its trigger asks for: a multiple, within the maximum."""
+    """The request of a layer whose trigger has decided: a multiple of `round_to`, within the maximum."""
     count = rounded_up(decision.count, layer.size, round_to, layer.maximum) if decision.count > 0 else 0
     return Request(layer, decision, max(0, count))
 

@@ -302,7 +302,7 @@ class SampleNotices:
         self._few: set[str] = set()  # layers with more neurons than samples, of which that has been said
 
     def look(self, layers: Sequence[Layer]) -> tuple[str | None, str | None]:
-        """What to say if nothing can be measured yet, and of layers with more neurons than samples."""
+        """Two messages, or None: nothing can be measured yet; some layers have more neurons than samples."""
         waiting = {layer.name: layer.waiting for layer in layers}
         self.measured |= {name for name, text in waiting.items() if text is None}
         listed = "; ".join(f"{name}: {text}" for name, text in waiting.items())

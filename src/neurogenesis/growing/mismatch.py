@@ -1,4 +1,4 @@
-"""What to do when sizes do not fit after growth: added to torch's own error messages."""
+"""Advice added to torch's own errors about sizes, in a model that has grown."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery, plan_shrinkage
 from .choosing import FROZEN, choose_widths
 
-PART, ENOUGH = 1 / 16, 16  # of a width is left by default, but at least so many neurons
+PART, ENOUGH = 1 / 16, 16  # part of a width that is left by default, and the neurons that are left at least
 LEAST = 4  # neurons, where a fraction would be fewer
 
 
@@ -99,7 +99,7 @@ _UNLIKELY = 10.0  # standard errors
 
 
 def sign_of_training(model: nn.Module, optimizers: Sequence[Optimizer]) -> str | None:
-    """What shows that a model has been trained; None if nothing does."""
+    """A sign that a model has been trained; None if there is none."""
     parameters = {id(parameter): name for name, parameter in model.named_parameters()}
     for optimizer in optimizers:
         for parameter in optimizer.state:

@@ -28,7 +28,7 @@ from .consumers import Consumer, find_consumers, measure, plan_removal
 TOLERANCE = 1e-9
 
 Size = int | float
-Enough = Callable[[int, float], bool]  # of the number of neurons left, and what would be lost without one more
+Enough = Callable[[int, float], bool]  # maps the number of neurons left, and the loss without one more
 
 
 def prune(

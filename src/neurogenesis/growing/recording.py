@@ -1,4 +1,4 @@
-"""What a `Grower` records of the training passes between two gradient steps."""
+"""Records of the training passes between two gradient steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..structure.wrappers import active_wrapper, wrappers_of
 
 @dataclass
 class SinceStep:
-    """What has happened since the last call of `Grower.step`."""
+    """Events since the last call of `Grower.step`."""
 
     stepped: bool = False  # whether an optimizer has stepped
     forward: int = 0  # training passes
@@ -166,7 +166,7 @@ class Recorder:
         self.samples.end_step()
 
     def take(self) -> SinceStep:
-        """What has happened since the last step; counting begins again."""
+        """Events since the last step; counting begins again."""
         taken, self.since = self.since, SinceStep()
         return taken
 

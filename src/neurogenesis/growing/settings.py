@@ -1,4 +1,4 @@
-"""What a `Grower` is told when it is made, checked."""
+"""The settings of a `Grower`, checked when it is made."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Settings:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What must be the same in all processes."""
+        """The settings that must be the same in all processes."""
         return {
             "strategy": repr(self.strategy),
             "max_width, max_parameters, round_to": (self.max_width, self.max_parameters, self.round_to),

@@ -1,4 +1,4 @@
-"""What is resized together: a model, the optimizers that train it, and an average of it."""
+"""A model in training, its optimizers and its average: they are resized together."""
 
 from __future__ import annotations
 

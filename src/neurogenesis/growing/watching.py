@@ -152,7 +152,7 @@ class Watching:
         self.late.start_again()
 
     def state(self) -> dict[str, Any]:
-        """What is known and watched, as plain values and tensors."""
+        """The widths, their layers and the examples, as plain values and tensors."""
         watched, calls = self.watched, [call.saved for call in self.calls]
         return {
             "layers": {layer.name: {"initial": layer.initial, "memory": dict(layer.memory)} for layer in self.layers},
@@ -268,7 +268,7 @@ def may_watch_more(model: nn.Module, watched: Watched) -> bool:
 
 
 def why_nothing_grows(waiting: Sequence[Width], allowed: frozenset[Kind]) -> str:
-    """What the waiting widths wait for, and what to do."""
+    """The message if all widths are waiting: the reasons, and the remedies."""
     reasons = [why for width in waiting if (why := width.obstacle(allowed)) is not None]
     listed = "; ".join(f"{width.name}: {why}" for width, why in zip(waiting, reasons, strict=True))
     remedies = ", or ".join(dict.fromkeys(str(why.kind.remedy) for why in reasons))
