@@ -76,6 +76,22 @@ def test_printing_changes_nothing() -> None:
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
+@pytest.mark.filterwarnings("ignore:nothing can be measured yet")
+def test_printing_runs_nothing() -> None:
+    model = mlp(10, 8, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    grower = ng.Grower(model, optimizer, "north-random", max_width=20)
+    calls: list[str] = []
+    model[0].register_forward_hook(lambda *_: calls.append("ran"))
+    for size in (5, 40):  # nothing can be measured yet, and then it can
+        step(model, optimizer, torch.randn(size, 10))
+        calls.clear()
+        grower.step()
+        looked = len(calls)
+        str(grower)
+        assert looked > 0 and len(calls) == looked
+
+
 def test_what_is_not_measured_is_not_waited_for() -> None:
     model = mlp(10, 8, 3)
     optimizer = torch.optim.Adam(model.parameters())

@@ -231,7 +231,7 @@ class Grower:
 
     def __str__(self) -> str:
         layers = None if self._watching.watched is None else self.layers
-        return overview(self.strategy, layers, self.history, self._schedule.waiting(self.steps))
+        return overview(self.strategy, layers, self.history, self._schedule.waiting(self.steps), self._looks.missing)
 
     def _begin(self, calls: Sequence[ModelCall]) -> None:
         """Find the widths in calls of the model, unless they are known, and watch those that can grow."""

@@ -231,6 +231,11 @@ class Looks:
         if all(layer.full or layer.name in self._sample_notices.measured for layer in watched.layers):
             self.untrained = None
 
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """By layer, what was missing at the latest look before it could be measured, if something was."""
+        return self._sample_notices.missing
+
     def state(self) -> dict[str, Any]:
         """The untrained model, as plain values."""
         return {"untrained": None if self.untrained is None else self.untrained.state()}
@@ -299,12 +304,18 @@ class SampleNotices:
 
     def __init__(self) -> None:
         self.measured: set[str] = set()  # layers whose activations have been measured
+        self.missing: dict[str, str] = {}  # by layer, what was missing at its latest look
         self._few: set[str] = set()  # layers with more neurons than samples, of which that has been said
 
     def look(self, layers: Sequence[Layer]) -> tuple[str | None, str | None]:
         """Two messages, or None: nothing can be measured yet; some layers have more neurons than samples."""
         waiting = {layer.name: layer.waiting for layer in layers}
         self.measured |= {name for name, text in waiting.items() if text is None}
+        for name, text in waiting.items():
+            if text is None:
+                self.missing.pop(name, None)
+            else:
+                self.missing[name] = text
         listed = "; ".join(f"{name}: {text}" for name, text in waiting.items())
         nothing = f"nothing can be measured yet ({listed}): use larger batches or grower.fill()"
         few = {}

@@ -13,14 +13,21 @@ from ..tables import table
 
 
 @torch.no_grad()
-def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: History, waiting: Mapping[str, int]) -> str:
+def overview(
+    strategy: Strategy,
+    layers: Sequence[Layer] | None,
+    history: History,
+    next_looks: Mapping[str, int],
+    missing: Mapping[str, str],
+) -> str:
     """Table of the widths of a `Grower`, one line each, or a note if they are not known yet.
 
     Args:
         strategy: the strategy.
         layers: layers of all watched widths; None if they are not known yet.
         history: what the trigger has seen.
-        waiting: the widths that are not looked at for a while, with the step of the next look.
+        next_looks: the step of the next look at each width that is not looked at for a while.
+        missing: what was missing at the latest look before a width could be measured, if something was.
     """
     if layers is None:
         return "before the first batch: the widths are not known yet (pass example= to find them immediately)"
@@ -38,13 +45,15 @@ def overview(strategy: Strategy, layers: Sequence[Layer] | None, history: Histor
                 maximum,
                 *numbers,
                 step,
-                _state(strategy, layer, seen, waiting.get(layer.name)),
+                _state(strategy, layer, seen, next_looks.get(layer.name), missing.get(layer.name)),
             )
         )
     return table(("width", "size", "maximum", "measured", "threshold", "at step", ""), rows)
 
 
-def _state(strategy: Strategy, layer: Layer, seen: Observation | None, next_look: int | None) -> str:
+def _state(
+    strategy: Strategy, layer: Layer, seen: Observation | None, next_look: int | None, missing: str | None
+) -> str:
     if layer.full:
         return "no parameters left" if layer.out_of_budget else "at its maximum"
     if next_look is not None:
@@ -53,6 +62,6 @@ def _state(strategy: Strategy, layer: Layer, seen: Observation | None, next_look
         return "before the first gradient step"
     if seen.metric is None and "fan-out gradients" in strategy.trigger.needs and not layer.memory:
         return "no gradient has reached all layers that read it"
-    if seen.metric is None and "activations" in strategy.trigger.needs and layer.waiting is not None:
-        return f"waiting: {layer.waiting}"
+    if seen.metric is None and missing is not None:
+        return f"waiting: {missing}"
     return ""
