@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from .building import build_data, build_strategy, initial_widths
 from .environment import current_environment, select_device
 from .errors import UsageError
 from .progress import Display, NoDisplay
-from .record import RESULT_FILE, SETTINGS_FILE, Result
+from .record import RESULT_FILE, SETTINGS_FILE, Epoch, Result
 from .run_directory import RunDirectory, read_result
 from .settings import Dense, Settings
 from .signals import Interrupted
@@ -42,15 +43,37 @@ def run(
         UsageError: a setting is wrong or has no effect, data is missing, or the directory cannot be used.
         Interrupted: the run was stopped by a signal, and is saved.
     """
+    for _ in run_epochs(settings, out, root=root, device=device, threads=threads, display=display):
+        pass
+    result = read_result(out)
+    assert result is not None
+    return result
+
+
+def run_epochs(
+    settings: Settings,
+    out: Path,
+    *,
+    root: Path | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    display: Display | None = None,
+    until: int | None = None,
+) -> Iterator[Epoch]:
+    """Do what `run` does, epoch by epoch: each one is yielded when it is saved.
+
+    Args:
+        settings, out, root, device, threads, display: as of `run`.
+        until: the epoch to stop after, from which the run can be resumed; by default the last one.
+    """
     # All of this before anything is written.
     torch_device = select_device(device)
     build_strategy(settings, 1)
     initial_widths(settings)
     if threads is not None and threads < 1:
         raise UsageError(f"--threads: expected a positive number, not {threads}")
-    finished = _finished(settings, out)
-    if finished is not None:
-        return finished
+    if _is_finished(settings, out):
+        return
     with torch_threads(1 if threads is None and isinstance(settings, Dense) else threads):
         data = build_data(settings, root)
         training = start_training(settings, data, torch_device)
@@ -59,7 +82,7 @@ def run(
             directory.start(current_environment(torch_device))
             display = display or NoDisplay()
             try:
-                result = train(settings, training, data, torch_device, directory, display)
+                result = yield from train(settings, training, data, torch_device, directory, display, until)
             except (KeyboardInterrupt, Interrupted):
                 raise
             except UsageError as error:
@@ -70,13 +93,13 @@ def run(
                 raise
             finally:
                 display.close()
-            directory.finish(result)
-    return result
+            if result is not None:
+                directory.finish(result)
 
 
-def _finished(settings: Settings, out: Path) -> Result | None:
+def _is_finished(settings: Settings, out: Path) -> bool:
     if not (out / RESULT_FILE).exists():
-        return None
+        return False
     if not RunDirectory(out).has_settings(settings.record()):
         raise UsageError(f"{out} is not a run (it has {RESULT_FILE} and no {SETTINGS_FILE}): choose another --out")
-    return read_result(out)
+    return True

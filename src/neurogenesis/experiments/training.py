@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -194,13 +194,18 @@ def train(
     device: torch.device,
     directory: RunDirectory,
     display: Display,
-) -> Result:
-    """Train to the end, from the start or from the checkpoint."""
+    until: int | None = None,
+) -> Generator[Epoch, None, Result | None]:
+    """Train from the start or from the checkpoint, to the end or to epoch `until`; yields epochs that are saved.
+
+    Returns the result, or None if there are epochs left.
+    """
     x, y = (part.to(device) for part in data.train)
     test = data.test[0].to(device), data.test[1].to(device)
     batches = math.ceil(len(x) / settings.batch)
     steps = batches * settings.epochs
     between_tests = math.ceil(settings.steps_between_tests / batches)  # epochs
+    last = min(until or settings.epochs, settings.epochs)
     initial_widths = training.widths
     checkpoint = directory.load(device)
     if checkpoint is not None:
@@ -208,7 +213,7 @@ def train(
     losses = [] if checkpoint is None else [line.test_loss for line in directory.epochs()]
     display.on_start(settings, steps, training.step)
     with collect_signals() as signals:
-        for epoch in range(training.step // batches + 1, settings.epochs + 1):
+        for epoch in range(training.step // batches + 1, last + 1):
             past = (epoch - 1) % between_tests  # epochs since the latest test
             if past == 0 and settings.patience is not None and _is_over(losses, training.step, settings.patience):
                 break
@@ -230,10 +235,14 @@ def train(
                 directory.add(line)
                 directory.save(training.checkpoint())
                 display.on_epoch(line)
-            elif signals:
+                yield line
+            elif signals or epoch == last:
                 directory.save(training.checkpoint())
             if signals and epoch < settings.epochs:
                 raise Interrupted(f"stopped after epoch {epoch} of {settings.epochs}")
+        else:
+            if last < settings.epochs:
+                return None
     standard_widths = widths_of(settings, 1.0) if isinstance(settings, Convolutional) else None
     return _result(directory.epochs(), initial_widths, standard_widths, training.step)
 
