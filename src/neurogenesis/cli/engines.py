@@ -15,7 +15,6 @@ from .app import DataDirectory, Parameter
 
 if TYPE_CHECKING:
     from ..experiments.engines import Engine, Place
-    from ..experiments.engines.ray_cluster import Request
 
 INSTALL_RAY = "pip install 'torch-neurogenesis[experiments,ray]'"
 
@@ -25,7 +24,8 @@ class EngineOptions:
     """Where and how runs are done. The help of an option is the string below it."""
 
     engine: Literal["pool", "ray"] | None = None
-    """Where runs are done: in processes of this machine (pool), or on a Ray cluster (ray). By default pool."""
+    """Where runs are done: in processes of this machine (pool), or on a Ray cluster (ray). By default pool, or ray with
+    --address, --cpus or --gpus."""
     workers: int | None = None
     """Number of runs at a time. By default as many as there is room for, and 1 if runs share a device other than the
     CPU, or in the study trigger-cost, which compares times."""
@@ -57,8 +57,6 @@ class Chosen:
     """Runs at a time."""
     downloads: Sequence[str] = ()
     """Data sets that must be on this machine before the first run."""
-    request: Request | None = None
-    """What each run needs of a node of the Ray cluster, if there is one."""
 
 
 @contextmanager
@@ -73,7 +71,10 @@ def chosen_engine(
         runs: settings of all runs, or of one of each kind.
         timed: times are compared, so that by default there is one run at a time.
     """
-    if options.engine == "ray":
+    for_ray = [name for name in ("address", "cpus", "gpus") if getattr(options, name) is not None]
+    if options.engine == "pool" and for_ray:
+        raise UsageError(f"--{for_ray[0]} has no effect with --engine pool: remove one of them")
+    if options.engine == "ray" or for_ray:
         with _ray(options, out, data_sets(runs), timed) as chosen:
             yield chosen
     else:
@@ -91,9 +92,6 @@ def _pool(options: EngineOptions, data: Sequence[str], timed: bool) -> Chosen:
         from ..experiments.engines.pool import cores, pool
         from ..experiments.environment import select_device
 
-    for name in ("address", "cpus", "gpus"):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--{name} has no effect without --engine ray: remove it, or add --engine ray")
     device, threads = options.device or "cpu", 1 if options.threads is None else options.threads
     workers = options.workers
     if workers is None:
@@ -128,4 +126,4 @@ def _ray(options: EngineOptions, out: Path, data: Sequence[str], timed: bool) ->
     with connected(options.address):
         room = cluster_room(request)
         place = Place(options.data, device, threads or max(1, int(request.cpus)))
-        yield Chosen(engine, place, workers or room, request=request)
+        yield Chosen(engine, place, workers or room)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ..experiments.errors import UsageError
 from ..experiments.messages import echo, echo_error
 from ..experiments.presets import PRESETS
 from ..experiments.settings import Settings
 from ..experiments.signals import delay_ctrl_c
 from .app import App, Group, Parameter, Quiet, app, reject_unused_data
-from .engines import EngineOptions, Where, chosen_engine, data_sets
+from .engines import EngineOptions, Where, chosen_engine
 
 if TYPE_CHECKING:
-    from ..experiments.tuning.tune import Outcome, Sampler
+    from ..experiments.tuning.choice import Sampler
+    from ..experiments.tuning.tune import Outcome
 
 tune_app = App(name="tune", help="Search for the widths of static networks, or for other settings.")
 app.command(tune_app)
@@ -61,8 +60,8 @@ def _add(preset: type[Settings]) -> None:
     max_parameters:
         Choose among networks of at most so many parameters; larger ones are not trained.
     sampler:
-        optuna proposes each trial by what came out of those before. asha draws trials at random, and Ray Tune stops
-        those early that are behind after the same number of epochs; it needs --engine ray, which is then the default.
+        optuna proposes each trial by the results of those before. asha draws trials at random, and stops early those
+        that are behind after the same number of epochs.
     out:
         Directory of the search. By default runs/tune- and a name made from the settings.
     """
@@ -90,46 +89,24 @@ def _tune(
         from ..experiments.data import download
         from ..experiments.progress import sweep_display
         from ..experiments.tuning.choice import Goal
-        from ..experiments.tuning.tune import check_asha, plan_search, require_sampler, tune
+        from ..experiments.tuning.tune import check_asha, plan_search, require_optuna, tune
 
     goal = Goal(objective, max_parameters)
     space = plan_search(settings, searched, goal, trials)
     with delay_ctrl_c():
-        require_sampler(sampler)
+        require_optuna()
     if sampler == "asha":
         check_asha(space, goal)
-        where = _with_ray(where)
     out = out or Path("runs") / f"tune-{settings.name}-{settings.label}"
     with chosen_engine(where, out, [settings]) as chosen, sweep_display(quiet) as show:
         for name in chosen.downloads:
             download(name, where.data)
         try:
-            if sampler == "optuna":
-                found = tune(space, out, goal, trials, chosen.engine, chosen.place, show)
-            else:
-                from ..experiments.tuning.asha import tune_with_asha
-
-                found = tune_with_asha(
-                    space,
-                    out,
-                    goal,
-                    trials,
-                    chosen.place,
-                    show,
-                    data=data_sets([settings]),
-                    request=chosen.request,
-                    workers=where.workers,
-                )
+            found = tune(space, out, goal, trials, chosen.engine, chosen.place, show, sampler)
         except KeyboardInterrupt:
             echo_error(f"stopped; {out} is saved. The same command resumes it.")
             return 130
     return _say(found, trials, quiet)
-
-
-def _with_ray(where: EngineOptions) -> EngineOptions:
-    if where.engine == "pool":
-        raise UsageError("--sampler asha needs --engine ray: Ray Tune does its trials")
-    return replace(where, engine="ray")
 
 
 @tune_app.command(name="growing-or-searching")

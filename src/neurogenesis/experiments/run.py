@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .building import build_data, build_strategy, initial_widths
 from .environment import current_environment, select_device
-from .errors import UsageError
+from .errors import UsageError, one_line
 from .progress import Display, NoDisplay
 from .record import RESULT_FILE, SETTINGS_FILE, Epoch, Result
 from .run_directory import RunDirectory, read_result
@@ -86,7 +86,7 @@ def run_epochs(
             except (KeyboardInterrupt, Interrupted):
                 raise
             except UsageError as error:
-                directory.fail(" ".join(str(error).split()) + "\n")
+                directory.fail(one_line(error) + "\n")
                 raise
             except Exception:
                 directory.fail(traceback.format_exc())

@@ -78,21 +78,6 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-@contextmanager
-def restoring_signals() -> Iterator[None]:
-    """Undo at the end of the block what a package has done to Ctrl-C, SIGTERM and SIGUSR1."""
-    if not _in_main_thread():
-        yield
-        return
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
 def _in_main_thread() -> bool:
     """Python allows signal handlers in the main thread only."""
     return threading.current_thread() is threading.main_thread()

@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..errors import UsageError
+from ..errors import UsageError, one_line
 from ..files import writing_to
 from . import Place
 from .pool import cores
@@ -132,19 +132,9 @@ def _root(root: Path | None) -> Path | None:
     return Path(told).absolute() if told else None
 
 
-def on_this_node() -> NodeAffinitySchedulingStrategy:
-    """Keeps an actor on the node of this process."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-
-
 def alive_nodes() -> list[dict[str, Any]]:
     """The nodes that are alive."""
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def one_line(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _examine_nodes(out: Path, data: Sequence[str], root: Path | None, request: Request) -> bool:

@@ -7,8 +7,6 @@
 `directory`         the directory of a search
 `search`            trials that Optuna proposes and an engine does
 `tune`              a search, and the final training of what it chose
-`asha`              the same with Ray Tune, which stops trials that are behind
-`asha_trials`       what that does on the nodes of a cluster
 `against_growing`   searches with several budgets next to grown networks
 ==================  ==========================================================================
 """

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..engines import Engine, Job, Place
 from ..errors import UsageError, unknown_name
@@ -21,10 +22,12 @@ from ..studies import NORTH
 from ..sweep import record_study, sweep
 from .choice import Goal
 from .directory import writing_search
-from .search import Search
 from .space import Space
 from .trials import choice
-from .tune import plan_search, record_of, require_sampler
+from .tune import plan_search, record_of, require_optuna
+
+if TYPE_CHECKING:
+    from .search import Search
 
 NAME = "growing-or-searching"
 TITLE = "Growing once, or searching for widths"
@@ -67,7 +70,9 @@ def compare(
     parts: Sequence[Part], out: Path, budgets: Sequence[int], engine: Engine, place: Place, show: Show
 ) -> dict[str, str]:
     """Do everything that is not done yet; why runs failed, by name."""
-    require_sampler("optuna")
+    require_optuna()
+    from .search import Search
+
     record_study(out, NAME, TITLE, {name: each for part in parts for name, each in part.grown.items()})
     failed: dict[str, str] = {}
     done: list[str] = []

@@ -1,4 +1,4 @@
-"""The best of some results, or those on the Pareto front of accuracy and parameters."""
+"""What a search looks for, and the choice among its results."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from ..record import Result
 
 Objective = Literal["accuracy", "pareto"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+Sampler = Literal["optuna", "asha"]
+"""How trials are proposed: by a model of the results so far, or at random, and those that are behind are stopped early
+(asynchronous successive halving, https://arxiv.org/abs/1810.05934)."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..record import CHOSEN_DIRECTORY, EPOCHS_FILE, FAILURE_FILE, Result
+from ..record import CHOSEN_DIRECTORY, EPOCHS_FILE, FAILURE_FILE, STOPPED_FILE, Result
 from ..run_directory import RunDirectory
 from ..settings import Settings
 from ..sweep import result_of
@@ -34,6 +34,16 @@ class Trial:
     def result(self, out: Path) -> Result | None:
         """The result, if the trial is finished."""
         return result_of(self.settings, out / self.name)
+
+    def is_stopped(self, out: Path) -> bool:
+        """Whether the trial was stopped because others were ahead."""
+        return (out / self.name / STOPPED_FILE).exists()
+
+    def accuracy(self, out: Path) -> float:
+        """The accuracy after the latest epoch."""
+        accuracy = RunDirectory(out / self.name).epochs()[-1].accuracy
+        assert accuracy is not None
+        return accuracy
 
     def failure(self, out: Path) -> str:
         """Why the trial failed, in one line."""
