@@ -470,8 +470,11 @@ def test_a_search_that_was_begun_on_one_machine_goes_on_on_a_cluster(nodes: Clus
         assert_same_run(alone / name, out / name)
 
 
-def test_trials_are_stopped_on_a_cluster_as_on_one_machine(nodes: Cluster, out: Path, tmp_path: Path) -> None:
-    space, alone = search_space(["learning_rate=1e-2,1e-6"], epochs=9, strategy="small"), tmp_path / "alone"
+def test_trials_are_stopped_on_a_cluster_as_on_one_machine(
+    nodes: Cluster, out: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    space = search_space(["learning_rate=1e-2,1e-6"], epochs=9, strategy="small", seed=14)
+    alone = tmp_path_factory.mktemp("alone")
     whole = tune(space, alone, Goal(), 3, here, sampler="asha")
     found = tune(space, out, Goal(), 3, cluster(out, workers=1), sampler="asha")
     assert (found.trials, found.chosen, found.failed) == (whole.trials, whole.chosen, {})

@@ -26,7 +26,7 @@ from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.models import mlp
 from neurogenesis.experiments.parsing import to_json
 from neurogenesis.experiments.presets import PRESETS, default_gamma, settings_from
-from neurogenesis.experiments.progress import NoDisplay
+from neurogenesis.experiments.progress import Display
 from neurogenesis.experiments.record import Environment, Epoch, Result, Step
 from neurogenesis.experiments.run import run
 from neurogenesis.experiments.settings import Convolutional, Dense, Settings
@@ -333,7 +333,7 @@ def failed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-class Stop(NoDisplay):
+class Stop(Display):
     """Calls a function at a step."""
 
     def __init__(self, step: int, action: Any):
@@ -611,6 +611,6 @@ def test_convolutional_networks_grow_on_cifar_and_can_be_resumed(preset: str, tm
 
 def test_a_run_drops_neurons_that_have_died(tmp_path: Path) -> None:
     settings = tiny(strategy="north-random", prune=True, learning_rate=0.1, epochs=16, initial=16)
-    run(settings, tmp_path / "run", display=NoDisplay())
+    run(settings, tmp_path / "run", display=Display())
     sizes = [line["widths"]["hidden1"] for line in lines(tmp_path / "run" / "steps.jsonl")]
     assert any(after < before for before, after in pairwise(sizes))

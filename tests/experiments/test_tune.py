@@ -25,7 +25,7 @@ from neurogenesis.experiments.run import run
 from neurogenesis.experiments.tuning import against_growing
 from neurogenesis.experiments.tuning.choice import Goal, Sampler
 from neurogenesis.experiments.tuning.space import Choices, Range, initial_parameters, make_space
-from neurogenesis.experiments.tuning.tune import Outcome, check_asha, plan_search, tune
+from neurogenesis.experiments.tuning.tune import Outcome, plan_search, tune
 from neurogenesis.report import read, write
 from neurogenesis.report.searches import make_searches
 from neurogenesis.report.searches_tables import approaches_table, budgets_table
@@ -438,4 +438,4 @@ def test_epochs_that_follow_from_a_searched_setting_follow_it() -> None:
 
 def test_trainings_that_end_by_themselves_are_not_stopped_by_asha() -> None:
     with pytest.raises(UsageError, match="tabular needs --sampler optuna"):
-        check_asha(make_space(PRESETS["tabular"](), ["batch=8,2500"]), Goal())
+        plan_search(PRESETS["tabular"](), ["batch=8,2500"], Goal(), 2, "asha")

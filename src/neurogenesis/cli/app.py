@@ -13,7 +13,7 @@ from cyclopts.exceptions import CycloptsError
 from ..experiments.errors import UsageError
 from ..experiments.settings import Settings
 
-__all__ = ["App", "CycloptsError", "DataDirectory", "Group", "Parameter", "Quiet", "app", "reject_unused_data"]
+__all__ = ["App", "CycloptsError", "DataDirectory", "Flag", "Group", "Parameter", "Quiet", "app", "reject_unused_data"]
 
 DataDirectory = Annotated[
     Path | None,
@@ -22,6 +22,7 @@ DataDirectory = Annotated[
         "user's cache."
     ),
 ]
+Flag = Annotated[bool, Parameter(negative="")]
 Quiet = Annotated[bool, Parameter(negative="", help="Show no progress.")]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from .building import build_data, build_strategy, initial_widths
 from .environment import current_environment, select_device
 from .errors import UsageError, one_line
-from .progress import Display, NoDisplay
+from .progress import Display
 from .record import RESULT_FILE, SETTINGS_FILE, Epoch, Result
 from .run_directory import RunDirectory, read_result
 from .settings import Dense, Settings
@@ -80,7 +80,7 @@ def run_epochs(
         directory = RunDirectory(out)
         with directory.locked(settings.record()):
             directory.start(current_environment(torch_device))
-            display = display or NoDisplay()
+            display = display or Display()
             try:
                 result = yield from train(settings, training, data, torch_device, directory, display, until)
             except (KeyboardInterrupt, Interrupted):

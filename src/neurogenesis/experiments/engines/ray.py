@@ -35,6 +35,11 @@ from .transfer import Files, read_files, write_files
 
 _LOSSES = 3  # times that a run may be lost in a row without a new checkpoint
 _LOOK = 5.0  # seconds from one look at the nodes to the next
+_WHY_LOST = {
+    NodeDiedError: "its node was lost",
+    OutOfMemoryError: "killed because its node ran out of memory",
+    WorkerCrashedError: "its worker was killed",
+}
 
 
 def cluster(out: Path, data: Sequence[str] = (), request: Request | None = None, workers: int | None = None) -> Engine:
@@ -135,20 +140,33 @@ class _Runs:
             run = self.active[each]
             try:
                 yielded = _next(each, run)
-                if isinstance(yielded, dict):
-                    continue
-                reason = yielded
             except UsageError as error:  # its files cannot be written here
                 ray.cancel(each)
-                reason = one_line(error)
+                del self.active[each]
+                self._end(run, one_line(error))
             except (RayError, StopIteration) as error:
-                reason = _why_given_up(run, error)
-                if reason is None:
+                del self.active[each]
+                self._lost(run, error)
+            else:
+                if not isinstance(yielded, dict):
                     del self.active[each]
-                    self._submit(run)
-                    continue
-            del self.active[each]
-            self._end(run, reason)
+                    self._end(run, yielded)
+
+    def _lost(self, run: _Run, error: RayError | StopIteration) -> None:
+        """Start a run again, unless it failed by itself, or is lost again and again at the same checkpoint."""
+        directory = run.job.directory
+        if isinstance(error, RayTaskError) and not isinstance(error.cause, Interrupted):
+            self._end(run, refused(directory, one_line(error.cause)))
+            return
+        checkpoint = _checkpoint_time(directory)
+        run.losses = run.losses + 1 if checkpoint == run.checkpoint else 1
+        run.checkpoint = checkpoint
+        if run.losses < _LOSSES:
+            self._submit(run)
+            return
+        run.held.close()
+        why = next((why for kind, why in _WHY_LOST.items() if isinstance(error, kind)), f"lost ({one_line(error)})")
+        self._end(run, write_failure(directory, f"{why}; given up after {_LOSSES} times without a new checkpoint"))
 
     def _end(self, run: _Run, reason: str | None) -> None:
         run.held.close()
@@ -174,28 +192,6 @@ def _next(generator: Any, run: _Run) -> Files | str | None:
     return yielded
 
 
-def _why_given_up(run: _Run, error: RayError | StopIteration) -> str | None:
-    """Why a run that was lost is not started again; None if it is to go on."""
-    directory = run.job.directory
-    if isinstance(error, RayTaskError) and not isinstance(error.cause, Interrupted):  # it failed by itself
-        return refused(directory, one_line(error.cause))
-    checkpoint = _checkpoint_time(directory)
-    run.losses = run.losses + 1 if checkpoint == run.checkpoint else 1
-    run.checkpoint = checkpoint
-    if run.losses < _LOSSES:
-        return None
-    run.held.close()
-    why = next((why for kind, why in _WHY_LOST.items() if isinstance(error, kind)), f"lost ({one_line(error)})")
-    return write_failure(directory, f"{why}; given up after {_LOSSES} times without a new checkpoint")
-
-
 def _checkpoint_time(directory: Path) -> int | None:
     path = directory / CHECKPOINT_FILE
     return path.stat().st_mtime_ns if path.exists() else None
-
-
-_WHY_LOST = {
-    NodeDiedError: "its node was lost",
-    OutOfMemoryError: "killed because its node ran out of memory",
-    WorkerCrashedError: "its worker was killed",
-}

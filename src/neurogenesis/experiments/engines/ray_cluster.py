@@ -113,54 +113,45 @@ def cluster_room(request: Request) -> int:
 
 
 def examine_cluster(out: Path, data: Sequence[str], place: Place, request: Request) -> tuple[Place, bool]:
-    """The place as all nodes see it, and whether they see the directory `out`; UsageError if one cannot do runs.
+    """Examine all nodes: the place with its data directory, and whether every node sees the directory `out`.
+
+    UsageError if a node cannot do runs.
 
     Args:
         out: the directory of all runs.
         data: the data sets with files that they read.
-        place: what all runs use.
+        place: what all runs have in common.
         request: what each run needs of a node.
     """
     cluster_room(request)
-    place = replace(place, root=_root(place.root))
-    return place, _examine_nodes(out, data, place.root, request)
-
-
-def _root(root: Path | None) -> Path | None:
-    """The directory of data sets that this process was told to use; None if it is each node's own default."""
-    told = root or os.environ.get("NEUROGENESIS_DATA")
-    return Path(told).absolute() if told else None
-
-
-def alive_nodes() -> list[dict[str, Any]]:
-    """The nodes that are alive."""
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _examine_nodes(out: Path, data: Sequence[str], root: Path | None, request: Request) -> bool:
-    """Whether all nodes see the directory of the runs; UsageError if one of them cannot do runs."""
+    root = place.root or os.environ.get("NEUROGENESIS_DATA")
+    place = replace(place, root=Path(root).absolute() if root else None)  # None is each node's own default
     nodes = [node for node in alive_nodes() if request.fits(node["Resources"])]
     marker, content = out.absolute() / f"marker-{secrets.token_hex(8)}", secrets.token_hex(8)
     with writing_to(out):
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.write_text(content, "utf-8")
     try:
-        look = ray.remote(num_cpus=0, max_retries=0)(examine)
+        remote = ray.remote(num_cpus=0, max_retries=0)(examine)
         strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-        reports = [look.options(scheduling_strategy=each).remote(marker, content, data, root) for each in strategies]
+        reports = [
+            remote.options(scheduling_strategy=each).remote(marker, content, data, place.root) for each in strategies
+        ]
         found = [_report(report) for report in reports]
     finally:
         marker.unlink(missing_ok=True)
-    here = versions()
-    problems = defaultdict(list)
+    here, problems = versions(), defaultdict(list)
     for node, report in zip(nodes, found, strict=True):
-        problem = _difference(report["versions"], here) or report["problem"]
-        if problem:
+        if problem := _difference(report["versions"], here) or report["problem"]:
             problems[problem].append(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})")
-    if problems:
-        problem, names = next(iter(problems.items()))
+    for problem, names in problems.items():
         raise UsageError(f"node {', '.join(names)} {problem}")
-    return all(report["shared"] for report in found)
+    return place, all(report["shared"] for report in found)
+
+
+def alive_nodes() -> list[dict[str, Any]]:
+    """The nodes that are alive."""
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _report(report: Any) -> dict[str, Any]:

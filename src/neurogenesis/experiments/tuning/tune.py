@@ -24,7 +24,9 @@ HOLDOUT = 0.1
 """The fraction of the training split to choose by, where none is set."""
 
 
-def plan_search(settings: Settings, searched: Sequence[str], goal: Goal, trials: int) -> Space:
+def plan_search(
+    settings: Settings, searched: Sequence[str], goal: Goal, trials: int, sampler: Sampler = "optuna"
+) -> Space:
     """The space of a search, all of whose trials hold data out; UsageError if nothing can come of it."""
     if trials < 1:
         raise UsageError(f"--trials: expected a positive number, not {trials}")
@@ -39,6 +41,8 @@ def plan_search(settings: Settings, searched: Sequence[str], goal: Goal, trials:
     )
     if not goal.allows(smallest):
         raise UsageError(f"--max-parameters {goal.max_parameters}: the smallest network has {smallest}")
+    if sampler == "asha":
+        _check_asha(space, goal)
     return space
 
 
@@ -50,7 +54,7 @@ def require_optuna() -> None:
         raise UsageError("searching needs Optuna: pip install 'torch-neurogenesis[tune]'") from None
 
 
-def check_asha(space: Space, goal: Goal) -> None:
+def _check_asha(space: Space, goal: Goal) -> None:
     """UsageError if trials of such a search cannot be stopped by their accuracy after the same number of epochs."""
     if goal.objective != "accuracy":
         raise UsageError(f"--objective {goal.objective} needs --sampler optuna: ASHA stops trials by accuracy alone")
@@ -115,8 +119,6 @@ def tune(
     require_optuna()
     from .search import Search
 
-    if sampler == "asha":
-        check_asha(space, goal)
     with writing_search(out, record_of(space, goal, sampler, [trials])):
         search = Search(space, out, goal, trials, sampler, show=show)
         try:
