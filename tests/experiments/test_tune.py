@@ -407,14 +407,14 @@ def test_the_history_never_falls_and_ends_at_the_best(six: Outcome) -> None:
 
 
 def test_growing_is_compared_with_searches_of_several_budgets(tmp_path: Path) -> None:
-    parts = against_growing.plan_parts(["digits"], [1], [1, 2], epochs=1)
+    comparisons = against_growing.plan_comparisons(["digits"], [1], [1, 2], epochs=1)
     shown: list[tuple[int, int]] = []
     failed = against_growing.compare(
-        parts, tmp_path, [1, 2], here, HERE, lambda now: shown.append((len(now.finished), now.total))
+        comparisons, tmp_path, [1, 2], here, HERE, lambda now: shown.append((len(now.finished), now.total))
     )
     assert failed == {} and shown[-1][0] == shown[-1][1]
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
-    assert against_growing.compare(parts, tmp_path, [1, 2], here, HERE, lambda now: None) == {}
+    assert against_growing.compare(comparisons, tmp_path, [1, 2], here, HERE, lambda now: None) == {}
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
     (study,) = read([tmp_path]).studies
     searches = make_searches(study, "comparison")

@@ -36,7 +36,7 @@ def _reject_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
 
 def _contains(hint: Any, kind: type) -> bool:
-    """Whether a type is, or is made of, another."""
+    """Whether a type is or contains another."""
     return hint is kind or any(_contains(part, kind) for part in get_args(hint))
 
 

@@ -1,4 +1,4 @@
-"""The options that say where and how the runs of a sweep or a search are done."""
+"""Options on where and how the runs of a sweep or a search are done."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ..experiments.errors import UsageError
 from ..experiments.settings import Settings
-from ..experiments.signals import delay_ctrl_c
+from ..experiments.signals import Interrupted, delay_ctrl_c
 from .app import DataDirectory, Parameter
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class EngineOptions:
 
 
 Where = Annotated[EngineOptions | None, Parameter(name="*")]
-"""A parameter of commands that take all of these options."""
+"""The parameter of a command that takes all of these options."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """An engine, and what it was told."""
+    """An engine, and what its runs have in common."""
 
     engine: Engine
     place: Place
@@ -58,12 +58,19 @@ class Chosen:
     downloads: Sequence[str] = ()
     """Data sets that must be on this machine before the first run."""
 
+    def download(self) -> None:
+        """Download what is missing."""
+        from ..experiments.data import download
+
+        for name in self.downloads:
+            download(name, self.place.root)
+
 
 @contextmanager
 def chosen_engine(
     options: EngineOptions, out: Path, runs: Collection[Settings], timed: bool = False
 ) -> Iterator[Chosen]:
-    """The engine that options ask for; UsageError if it or the device is not available.
+    """The engine that options ask for; UsageError if it or the device is not available, Interrupted at Ctrl-C.
 
     Args:
         options: where and how runs are done.
@@ -74,11 +81,14 @@ def chosen_engine(
     for_ray = [name for name in ("address", "cpus", "gpus") if getattr(options, name) is not None]
     if options.engine == "pool" and for_ray:
         raise UsageError(f"--{for_ray[0]} has no effect with --engine pool: remove one of them")
-    if options.engine == "ray" or for_ray:
-        with _ray(options, out, data_sets(runs), timed) as chosen:
-            yield chosen
-    else:
-        yield _pool(options, data_sets(runs), timed)
+    try:
+        if options.engine == "ray" or for_ray:
+            with _ray(options, out, data_sets(runs), timed) as chosen:
+                yield chosen
+        else:
+            yield _pool(options, data_sets(runs), timed)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped; {out} is saved. The same command resumes it.") from None
 
 
 def data_sets(runs: Collection[Settings]) -> list[str]:

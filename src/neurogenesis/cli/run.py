@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ..experiments.errors import UsageError
-from ..experiments.messages import echo, echo_error
+from ..experiments.messages import echo
 from ..experiments.presets import PRESETS
 from ..experiments.record import RESULT_FILE, SETTINGS_FILE, TENSORBOARD_DIRECTORY
 from ..experiments.settings import Settings
-from ..experiments.signals import Interrupted, delay_ctrl_c
+from ..experiments.signals import delay_ctrl_c
 from .app import App, DataDirectory, Flag, Group, Parameter, Quiet, app, reject_unused_data
 
 run_app = App(name="run", help="Train a growing or static network and record it.")
@@ -21,7 +21,7 @@ app.command(run_app)
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """Where and how a run is done. The help of an option is the string below it."""
+    """Options besides the settings. The help of an option is the string below it."""
 
     out: Path | None = None
     """Directory of the run. By default runs/ and a name made from the settings."""
@@ -71,18 +71,8 @@ def _run(settings: Settings, options: RunOptions) -> int:
     displays: list[Display] = [Display() if options.quiet else Bar() if sys.stdout.isatty() else Lines()]
     if options.tensorboard:
         displays.append(TensorBoard(out / TENSORBOARD_DIRECTORY))
-    try:
-        result = run(
-            settings,
-            out,
-            root=options.data,
-            device=options.device,
-            threads=options.threads,
-            display=Displays(displays),
-        )
-    except Interrupted as interruption:
-        echo_error(f"{interruption}; {out} is saved. The same command resumes it.")
-        return 130
+    display = Displays(displays)
+    result = run(settings, out, root=options.data, device=options.device, threads=options.threads, display=display)
     if not options.quiet:
         split = "validation" if settings.holdout else "test"
         echo(

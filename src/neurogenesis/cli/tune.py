@@ -22,7 +22,7 @@ app.command(tune_app)
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """What is searched, and how. The help of an option is the string below it."""
+    """Options of a search. The help of an option is the string below it."""
 
     trials: int = 20
     """Number of trials, including those that are done."""
@@ -54,9 +54,9 @@ def _add(preset: type[Settings]) -> None:
 
     command.__doc__ = f"""{preset.__doc__}
 
-    Every trial is a run that holds data out of the training split to choose by. What is chosen is trained on the whole
-    training split, and only then the test split is used. If the search was interrupted, the same command resumes it;
-    with more --trials it goes on, also with another engine. With --workers 1, the same seed gives the same trials.
+    Every trial is a run that is measured on held-out training data. The chosen trials are trained once more on the
+    whole training split, and only then measured on the test split. If the search was interrupted, the same command
+    resumes it; with more --trials it goes on, also with another engine. With --workers 1, the same seed gives the same trials.
 
     Parameters
     ----------
@@ -75,7 +75,6 @@ for _preset in PRESETS.values():
 def _tune(settings: Settings, options: SearchOptions, out: Path, where: EngineOptions, quiet: bool) -> int:
     reject_unused_data(where.data, [settings])
     with delay_ctrl_c():
-        from ..experiments.data import download
         from ..experiments.progress import sweep_display
         from ..experiments.tuning.choice import Goal
         from ..experiments.tuning.tune import plan_search, require_optuna, tune
@@ -85,13 +84,8 @@ def _tune(settings: Settings, options: SearchOptions, out: Path, where: EngineOp
     with delay_ctrl_c():
         require_optuna()
     with chosen_engine(where, out, [settings]) as chosen, sweep_display(quiet) as show:
-        for name in chosen.downloads:
-            download(name, where.data)
-        try:
-            found = tune(space, out, goal, options.trials, chosen.engine, chosen.place, show, options.sampler)
-        except KeyboardInterrupt:
-            echo_error(f"stopped; {out} is saved. The same command resumes it.")
-            return 130
+        chosen.download()
+        found = tune(space, out, goal, options.trials, chosen.engine, chosen.place, show, options.sampler)
     return _say(found, options.trials, quiet)
 
 
@@ -118,30 +112,24 @@ def compare(
     seeds:
         Seeds of grown networks and of searches.
     trials:
-        Numbers of trials, increasing: the first trials of a search are those of a shorter one.
+        Increasing numbers of trials. A search with fewer trials is the beginning of one with more.
     epochs:
         Epochs of every run, instead of the preset's.
     out:
         Directory of the comparison. By default runs/growing-or-searching.
     """
     with delay_ctrl_c():
-        from ..experiments.data import download
         from ..experiments.progress import sweep_display
         from ..experiments.tuning import against_growing
 
-    parts = against_growing.plan_parts(presets, seeds, trials, epochs)
-    runs = [settings for part in parts for settings in part.grown.values()]
+    comparisons = against_growing.plan_comparisons(presets, seeds, trials, epochs)
+    runs = [settings for each in comparisons for settings in each.grown.values()]
     where = where or EngineOptions()
     reject_unused_data(where.data, runs)
     out = out or Path("runs") / against_growing.NAME
     with chosen_engine(where, out, runs) as chosen, sweep_display(quiet) as show:
-        for name in chosen.downloads:
-            download(name, where.data)
-        try:
-            failed = against_growing.compare(parts, out, trials, chosen.engine, chosen.place, show)
-        except KeyboardInterrupt:
-            echo_error(f"stopped; {out} is saved. The same command resumes it.")
-            return 130
+        chosen.download()
+        failed = against_growing.compare(comparisons, out, trials, chosen.engine, chosen.place, show)
     for name, reason in failed.items():
         echo_error(f"failed: {out / name}: {reason}")
     if not quiet:
@@ -150,7 +138,7 @@ def compare(
 
 
 def _say(found: Outcome, trials: int, quiet: bool) -> int:
-    """Print what came of a search; the exit code."""
+    """Print the outcome of a search; returns the exit code."""
     from ..experiments.progress import format_sizes
 
     for name, reason in found.failed.items():

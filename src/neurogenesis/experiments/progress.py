@@ -152,7 +152,7 @@ class Displays(Display):
 
 
 def format_sizes(widths: Sizes) -> str:
-    """Sizes in one word.
+    """Sizes joined by hyphens.
 
     Example:
         >>> format_sizes({"hidden1": 64, "hidden2": 32})
@@ -169,7 +169,7 @@ class SweepProgress:
     running: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """The reasons in one line each, by label."""
+    """The reason of each failure in one line, by label."""
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def run_epochs(
     initial_widths(settings)
     if threads is not None and threads < 1:
         raise UsageError(f"--threads: expected a positive number, not {threads}")
-    if _is_finished(settings, out):
+    if _finished(settings, out):
         return
     with torch_threads(1 if threads is None and isinstance(settings, Dense) else threads):
         data = build_data(settings, root)
@@ -97,9 +97,9 @@ def run_epochs(
                 directory.finish(result)
 
 
-def _is_finished(settings: Settings, out: Path) -> bool:
+def _finished(settings: Settings, out: Path) -> Result | None:
     if not (out / RESULT_FILE).exists():
-        return False
+        return None
     if not RunDirectory(out).has_settings(settings.record()):
         raise UsageError(f"{out} is not a run (it has {RESULT_FILE} and no {SETTINGS_FILE}): choose another --out")
-    return True
+    return read_result(out)

@@ -52,7 +52,7 @@ def result_of(settings: Settings, directory: Path) -> Result | None:
 
 
 def with_shape(settings: Settings, directory: Path) -> Settings:
-    """Settings of a shape that the run next to it grew, with its sizes; unchanged if that run is not finished."""
+    """Settings with the shape that the run next to it grew; unchanged if that run is not finished."""
     source = settings.source
     grown = None if source is None else result_of(source, directory.with_name(source.label))
     if grown is None:
@@ -76,7 +76,7 @@ def sweep(
         runs: the settings of each run, by name.
         out: the directory of the runs' directories.
         engine: does the runs, such as `neurogenesis.experiments.engines.pool.pool(workers=2)`.
-        place: what all runs use: data, device and number of threads.
+        place: data, device and number of threads of all runs.
         show: called whenever a run starts or ends.
     """
     finished = [name for name, settings in runs.items() if result_of(with_shape(settings, out / name), out / name)]
@@ -119,7 +119,7 @@ def sweep(
 
 
 def _order(runs: Mapping[str, Settings]) -> TopologicalSorter[str]:
-    """Gives the runs whose source, if they have one, has ended."""
+    """An order in which a run comes after the run that grows its shape."""
     order: TopologicalSorter[str] = TopologicalSorter()
     for name, settings in runs.items():
         source = _source_name(name, settings)
@@ -134,7 +134,7 @@ def _source_name(name: str, settings: Settings) -> str | None:
 
 
 def _not_run(name: str, settings: Settings, out: Path, progress: SweepProgress) -> str:
-    """Why a run of a shape was not started; also written to its directory."""
+    """Why a run whose shape was not grown is not started; also written to its directory."""
     source = _source_name(name, settings)
     assert source is not None
     why = f"failed: {progress.failed[source]}" if source in progress.failed else "is not finished"

@@ -156,7 +156,7 @@ def gradient_step(training: Training, x: Tensor, y: Tensor, epoch: int) -> Step:
 
 
 def _single(value: float) -> float:
-    """Round to the digits that single precision has."""
+    """Round to single precision."""
     return float(f"{value:.7g}")
 
 
@@ -228,7 +228,7 @@ def train(
                 display.on_step(step)
                 if signals and training.step % batches:
                     directory.save(training.checkpoint())
-                    raise Interrupted(f"stopped at step {training.step} of {steps}")
+                    raise _interrupted(f"step {training.step} of {steps}", directory)
             if past + 1 == between_tests or epoch == settings.epochs:
                 line = _finish_epoch(training, epoch, (past + 1) * len(x), test)
                 losses.append(line.test_loss)
@@ -239,12 +239,16 @@ def train(
             elif signals or epoch == last:
                 directory.save(training.checkpoint())
             if signals and epoch < settings.epochs:
-                raise Interrupted(f"stopped after epoch {epoch} of {settings.epochs}")
+                raise _interrupted(f"epoch {epoch} of {settings.epochs}", directory)
         else:
             if last < settings.epochs:
                 return None
     standard_widths = widths_of(settings, 1.0) if isinstance(settings, Convolutional) else None
     return _result(directory.epochs(), initial_widths, standard_widths, training.step)
+
+
+def _interrupted(where: str, directory: RunDirectory) -> Interrupted:
+    return Interrupted(f"stopped after {where}; {directory.path} is saved. The same command resumes it.")
 
 
 def _lowest(losses: Sequence[float | None]) -> float | None:
@@ -253,7 +257,7 @@ def _lowest(losses: Sequence[float | None]) -> float | None:
 
 
 def _is_over(losses: Sequence[float | None], steps: int, patience: float) -> bool:
-    """Whether the lowest test loss was so long ago that there will hardly be a lower one.
+    """Whether the lowest test loss was so long ago that a lower one is unlikely.
 
     Example:
         >>> _is_over([2.0, 1.0, 3.0, 3.0], steps=400, patience=2.5), _is_over([4.0, 3.0, 2.0, 1.0], 400, 2.5)

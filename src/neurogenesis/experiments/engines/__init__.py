@@ -35,7 +35,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Place:
-    """What all runs have in common."""
+    """Data, device and threads of all runs."""
 
     root: Path | None = None
     """The directory of data sets, as in `neurogenesis.experiments.data.load`."""

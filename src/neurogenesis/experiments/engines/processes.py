@@ -1,4 +1,4 @@
-"""Processes that do one run each: how they start, what each does, and why one failed."""
+"""Processes that do one run each: starting them, doing the run, and the reason of a failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SOCKET_PATH = 70  # bytes of the directory's path; the path of a socket may hav
 
 
 def worker_context() -> BaseContext:
-    """Fork workers from a process that has already imported what runs need, where the system can do that."""
+    """Fork workers from a process that has imported torch and the training code, where the system supports it."""
     too_long = len(os.fsencode(tempfile.gettempdir())) > _SOCKET_PATH  # where the fork server has its socket
     if "forkserver" not in multiprocessing.get_all_start_methods() or too_long:
         return multiprocessing.get_context("spawn")

@@ -5,7 +5,7 @@ a node does not see the directory of the runs, all are done in temporary directo
 every epoch. A run whose worker or node is lost goes on elsewhere from its last checkpoint.
 """
 
-# Files come back through Ray's object store, as what the task of a run yields. Ray's other storage, the `storage_path`
+# Files come back through Ray's object store: the task of a run yields them. Ray's other storage, the `storage_path`
 # of Ray Train and Ray Tune, must itself be on a file system that all nodes see, or in a cloud: Ray refuses a path that
 # only the driver sees, which is the one case in which files have to be fetched.
 
@@ -74,7 +74,7 @@ def cluster(out: Path, data: Sequence[str] = (), request: Request | None = None,
 
 
 class _Room:
-    """How many runs may be under way: all that fit, also after nodes came or went."""
+    """The number of runs that may be under way: all that fit on the nodes that are alive."""
 
     def __init__(self, request: Request, workers: int | None):
         self._request, self._workers = request, workers
@@ -97,13 +97,13 @@ class _Run:
     held: ExitStack = field(default_factory=ExitStack)
     """Holds the lock of the directory, if the driver writes to it."""
     checkpoint: int | None = None
-    """When the checkpoint was written that was there at the latest loss, or at the start."""
+    """The time of the checkpoint at the latest loss, or at the start."""
     losses: int = 0
-    """How often in a row the run was lost at that checkpoint."""
+    """The number of losses since that checkpoint was written."""
 
 
 class _Runs:
-    """The runs that are under way, by Ray's generators of what they yield."""
+    """The runs that are under way; the keys are Ray's generators of the values that their tasks yield."""
 
     def __init__(self, ended: Ended, place: Place, request: Request, shared: bool):
         self.active: dict[Any, _Run] = {}
@@ -185,7 +185,7 @@ class _Runs:
 
 
 def _next(generator: Any, run: _Run) -> Files | str | None:
-    """What a run yields next; if it is files, they are written."""
+    """The next value that a run yields; files are written to its directory."""
     yielded: Files | str | None = ray.get(next(generator))
     if isinstance(yielded, dict):
         write_files(run.job.directory, yielded)

@@ -31,7 +31,7 @@ _OBJECT_STORE = 128 * 2**20  # bytes, of a local Ray, where nothing is fetched
 
 @dataclass(frozen=True)
 class Request:
-    """What each run needs of a node."""
+    """The resources that each run needs on a node."""
 
     cpus: float = 1
     gpus: float = 0
@@ -56,7 +56,7 @@ class Request:
 
 @contextmanager
 def connected(address: str | None = None) -> Iterator[None]:
-    """Connect to a cluster, by default that of $RAY_ADDRESS, else to a local one that ends with the block.
+    """Connect to a cluster: by default the one at $RAY_ADDRESS, else a local one that ends with the block.
 
     Args:
         address: HOST:PORT of the cluster's head, or "auto" for one that runs on this machine.
@@ -65,7 +65,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     local: dict[str, Any] = {}
     if address == "local":
-        os.environ.setdefault("RAY_worker_niceness", "0")  # as that of other engines; Ray's default is 15
+        os.environ.setdefault("RAY_worker_niceness", "0")  # as in other engines; Ray's default is 15
         local = {"num_cpus": cores(), "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
     else:
         _check_address(address)
@@ -80,7 +80,7 @@ def connected(address: str | None = None) -> Iterator[None]:
 
 
 def _check_address(address: str) -> None:
-    """UsageError if no cluster answers. In a process of its own: Ray ends one that cannot connect."""
+    """UsageError if no cluster answers. This is tried in another process, because Ray ends one that cannot connect."""
     if address.startswith("ray://"):
         raise UsageError(
             f"--address {address}: Ray Client is not supported; start the command on a machine of the cluster, "
@@ -120,7 +120,7 @@ def examine_cluster(out: Path, data: Sequence[str], place: Place, request: Reque
     Args:
         out: the directory of all runs.
         data: the data sets with files that they read.
-        place: what all runs have in common.
+        place: data, device and threads of all runs.
         request: what each run needs of a node.
     """
     cluster_room(request)
@@ -155,7 +155,7 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def _report(report: Any) -> dict[str, Any]:
-    """What `examine` found; a node without the package cannot even start it."""
+    """The report of a node; one without the package cannot even start `examine`."""
     try:
         found: dict[str, Any] = ray.get(report)
         return found

@@ -1,4 +1,4 @@
-"""What the Ray engine does on the nodes of a cluster: examine them, and do runs."""
+"""The part of the Ray engine that is executed on the nodes of a cluster: examining them, and doing runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def do_run(job: Job, place: Place, files: Files | None) -> Iterator[Files | str 
 
     Args:
         job: the run, with its directory on the driver's machine.
-        place: what all runs have in common.
+        place: data, device and threads of all runs.
         files: the files of the run, if the driver's directory is not visible here; None if it is.
     """
     if files is None and not job.directory.is_dir():  # this node came after the others were examined
@@ -72,7 +72,7 @@ def directory_here(job: Job, files: Files | None) -> Iterator[Path]:
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all nodes."""
+    """The versions that must be the same on all nodes."""
     from ..environment import commit
 
     neurogenesis, source = version("torch-neurogenesis"), commit()

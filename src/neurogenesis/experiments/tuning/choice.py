@@ -1,4 +1,4 @@
-"""What a search looks for, and the choice among its results."""
+"""The goal of a search, and the choice among its results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sampler = Literal["optuna", "asha"]
 
 @dataclass(frozen=True)
 class Goal:
-    """What a search looks for."""
+    """The goal of a search."""
 
     objective: str = "accuracy"
     """One of `OBJECTIVES`."""

@@ -19,10 +19,9 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
-from ...files import replace_file
 from ..building import derived_seed
 from ..engines import Job
-from ..files import writing_to
+from ..files import write_text
 from ..progress import SweepProgress
 from ..record import FAILURE_FILE, STOPPED_FILE, STORAGE_FILE
 from ..settings import Settings
@@ -37,16 +36,18 @@ _REDUCTION = 3  # of the trials that are compared at an epoch, one in three goes
 
 
 class Search:
-    """The trials of a search in a directory. `next_job` and `ended` are those of an engine.
+    """The trials of a search in a directory; `next_job` and `ended` are called by an engine.
 
     Args:
-        space: what is searched.
+        space: the space to search.
         out: the directory of the search.
-        goal: what it looks for.
+        goal: the objective and the limit of parameters.
         count: the number of trials, including those of earlier processes.
         sampler: how trials are proposed.
-        at_once: trials that may run at the same time; None for as many as the engine has room for.
         show: called whenever a trial starts or ends.
+        at_once: maximum number of trials at a time; by default as many as the engine has room for.
+        progress: the common progress of several searches, by default one of its own.
+        name: the name of this search among several, put before the names of its trials.
     """
 
     def __init__(
@@ -56,15 +57,18 @@ class Search:
         goal: Goal,
         count: int,
         sampler: Sampler = "optuna",
-        at_once: int | None = None,
         show: Callable[[SweepProgress], None] = lambda progress: None,
+        at_once: int | None = None,
+        progress: SweepProgress | None = None,
+        name: str | None = None,
     ):
         self.space, self.out, self.goal, self.count = space, out, goal, count
         self.trials: list[Trial] = []
         self.too_large = 0
-        """Proposals that were not trained."""
-        self.progress = SweepProgress(count)
-        self._sampler, self._at_once, self._show = sampler, at_once, show
+        """The number of proposals that were not trained."""
+        self.progress = progress or SweepProgress(count)
+        self._sampler, self._show, self._at_once, self._name = sampler, show, at_once, name
+        self._running = 0
         self._waiting: list[Trial] = []  # trials to go on with
         self._numbers: dict[str, int] = {}  # Optuna's, by name
         self._study = _open_study(out, goal)
@@ -73,20 +77,22 @@ class Search:
 
     def next_job(self) -> Job | None:
         """The next trial; None if none can start now."""
-        if self._at_once is not None and len(self.progress.running) >= self._at_once:
+        if self._running == self._at_once:
             return None
         trial = self._waiting.pop(0) if self._waiting else self._propose()
         if trial is None:
             return None
         (self.out / trial.name / FAILURE_FILE).unlink(missing_ok=True)
-        self.progress.running.append(trial.name)
+        self._running += 1
+        self.progress.running.append(self._shown(trial))
         self._show(self.progress)
-        return Job(trial.name, trial.settings, self.out / trial.name, self._until(trial))
+        return Job(self._shown(trial), trial.settings, self.out / trial.name, self._until(trial))
 
     def ended(self, job: Job, reason: str | None) -> None:
         """Tell Optuna how a trial ended, or how it is doing."""
+        self._running -= 1
         self.progress.running.remove(job.name)
-        trial = Trial(job.name, job.settings)
+        trial = Trial(job.directory.name, job.settings)
         if reason is None and job.until is not None and trial.result(self.out) is None:
             if not self._is_behind(trial, job.until):
                 self._waiting.insert(0, trial)
@@ -99,6 +105,10 @@ class Search:
         self._tell(trial)
         self._show(self.progress)
 
+    def _shown(self, trial: Trial) -> str:
+        """The name of a trial among all that are shown."""
+        return trial.name if self._name is None else f"{self._name}/{trial.name}"
+
     def _until(self, trial: Trial) -> int | None:
         """The next epoch after which a trial is compared with others, if there is one."""
         if self._sampler == "optuna":
@@ -110,7 +120,7 @@ class Search:
         return until if until < trial.settings.epochs else None
 
     def _is_behind(self, trial: Trial, epoch: int) -> bool:
-        """Whether a trial that has done so many epochs is to be stopped."""
+        """Whether a trial that has done so many epochs is too far behind to go on."""
         frozen = self._study.get_trials(deepcopy=False)[self._numbers[trial.name]]
         asked = optuna.Trial(self._study, frozen._trial_id)  # it may have been asked for by an earlier process
         asked.report(trial.accuracy(self.out), epoch)
@@ -118,8 +128,7 @@ class Search:
 
     def _stop(self, trial: Trial, epoch: int) -> None:
         text = f"stopped after epoch {epoch} of {trial.settings.epochs}, because other trials were ahead\n"
-        with writing_to(self.out / trial.name):
-            replace_file(self.out / trial.name / STOPPED_FILE, lambda path: path.write_text(text, "utf-8"))
+        write_text(self.out / trial.name / STOPPED_FILE, text)
 
     def _propose(self) -> Trial | None:
         """The next trial; None if there are enough, or if too many proposals in a row are too large."""
@@ -135,7 +144,7 @@ class Search:
         return None
 
     def _add(self, number: int, point: dict[str, Any]) -> Trial | None:
-        """Add what was proposed to the trials, unless it is too large."""
+        """Add a proposal to the trials, unless its network is too large."""
         settings = self.space.at(point)
         if not self.goal.allows(initial_parameters(settings)):
             self.too_large += 1
@@ -167,15 +176,15 @@ class Search:
                 continue
             if trial.result(self.out) is not None or trial.is_stopped(self.out):
                 self._tell(trial)
-                self.progress.finished.append(trial.name)
+                self.progress.finished.append(self._shown(trial))
             elif asked.state == TrialState.FAIL:
-                self.progress.failed[trial.name] = trial.failure(self.out)
+                self.progress.failed[self._shown(trial)] = trial.failure(self.out)
             else:
                 self._waiting.append(trial)
 
 
 def _first_comparison(settings: Settings) -> int:
-    """The first epoch after which trials are compared; the others are multiples of it."""
+    """The first epoch after which trials are compared."""
     return max(1, settings.epochs // _REDUCTION**2)
 
 

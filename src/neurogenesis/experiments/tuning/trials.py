@@ -1,4 +1,4 @@
-"""Trials of a search and their directories, and the final training of what is chosen."""
+"""Trials of a search: their directories, results and final trainings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Trial:
     """Settings that are tried."""
 
     name: str
-    """Its directory in that of the search."""
+    """The name of its directory, in the directory of the search."""
     settings: Settings
 
     @property
@@ -69,7 +69,7 @@ def trial_name(index: int) -> str:
 
 
 def choice(trials: Sequence[Trial], out: Path, goal: Goal) -> list[Trial]:
-    """What is chosen among trials: the best one, or the front."""
+    """The chosen trials: the best one, or the Pareto front."""
     named = {trial.name: trial for trial in trials}
     results = {name: result for name, trial in named.items() if (result := trial.result(out)) is not None}
     return [named[name] for name in choose(results, goal)]

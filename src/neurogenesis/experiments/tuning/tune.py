@@ -1,4 +1,4 @@
-"""`neurogenesis tune`: check what is asked for, search, and train what is chosen."""
+"""A search: check the request, do the trials, and train the chosen ones on the whole training split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOLDOUT = 0.1
 def plan_search(
     settings: Settings, searched: Sequence[str], goal: Goal, trials: int, sampler: Sampler = "optuna"
 ) -> Space:
-    """The space of a search, all of whose trials hold data out; UsageError if nothing can come of it."""
+    """The space of a search whose trials hold data out; UsageError if no trial would be valid."""
     if trials < 1:
         raise UsageError(f"--trials: expected a positive number, not {trials}")
     if goal.objective not in OBJECTIVES:
@@ -65,7 +65,7 @@ def _check_asha(space: Space, goal: Goal) -> None:
 
 
 def record_of(space: Space, goal: Goal, sampler: Sampler, budgets: Sequence[int]) -> SearchRecord:
-    """What identifies a search."""
+    """The record that identifies a search."""
     return SearchRecord(
         settings=space.base.record(),
         space={name: str(domain) for name, domain in space.domains.items()},
@@ -78,7 +78,7 @@ def record_of(space: Space, goal: Goal, sampler: Sampler, budgets: Sequence[int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a search."""
+    """The outcome of a search."""
 
     out: Path
     trials: Sequence[Trial]
@@ -86,7 +86,7 @@ class Outcome:
     failed: Mapping[str, str]
     """Why runs failed, by name."""
     too_large: int
-    """Candidates that were not trained."""
+    """The number of candidates that were not trained."""
 
     @property
     def trial_seconds(self) -> float:
@@ -104,15 +104,15 @@ def tune(
     show: Callable[[SweepProgress], None] = lambda progress: None,
     sampler: Sampler = "optuna",
 ) -> Outcome:
-    """Search with Optuna until there are so many trials, and train what is chosen on the whole training split.
+    """Search with Optuna, and train the chosen trials on the whole training split.
 
     Args:
-        space: what is searched, from `plan_search`.
-        out: the directory of the search; the same call goes on with what is there.
-        goal: what to look for.
-        trials: the number of trials, those that are there included.
+        space: the space, from `plan_search`.
+        out: the directory of the search; a search that is there is resumed.
+        goal: the objective and the limit of parameters.
+        trials: the number of trials, including those of earlier processes.
         engine: does the runs.
-        place: what all runs use: data, device and number of threads.
+        place: data, device and number of threads of all runs.
         show: called whenever a run starts or ends.
         sampler: how trials are proposed.
     """
