@@ -61,18 +61,17 @@ for _preset in PRESETS.values():
 def _run(settings: Settings, options: RunOptions) -> int:
     reject_unused_data(options.data, [settings])
     with delay_ctrl_c():
-        from ..experiments.progress import Bar, Display, Displays, Lines, TensorBoard, format_sizes
+        from ..experiments.progress import Bar, Display, Lines, TensorBoard, format_sizes
         from ..experiments.run import run
 
     out = options.out or Path("runs") / f"{settings.name}-{settings.label}"
     if options.resume and not (out / SETTINGS_FILE).exists():
         raise UsageError(f"--resume: there is no run in {out}; start one without --resume")
     finished = (out / RESULT_FILE).exists()
-    displays: list[Display] = [Display() if options.quiet else Bar() if sys.stdout.isatty() else Lines()]
+    displays: list[Display] = [] if options.quiet else [Bar() if sys.stdout.isatty() else Lines()]
     if options.tensorboard:
         displays.append(TensorBoard(out / TENSORBOARD_DIRECTORY))
-    display = Displays(displays)
-    result = run(settings, out, root=options.data, device=options.device, threads=options.threads, display=display)
+    result = run(settings, out, root=options.data, device=options.device, threads=options.threads, displays=displays)
     if not options.quiet:
         split = "validation" if settings.holdout else "test"
         echo(

@@ -26,7 +26,7 @@ class SearchOptions:
 
     trials: int = 20
     """Number of trials, including those that are done."""
-    search: Annotated[tuple[str, ...], Parameter(negative="")] = ()
+    search: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
     """What to search: widths (the default), or a setting with a range, such as learning_rate=1e-4..1e-2, or with
     choices, such as batch=32,64,128. Can be given several times. A range over a factor of 10 or more is searched on a
     logarithmic scale."""
@@ -56,7 +56,8 @@ def _add(preset: type[Settings]) -> None:
 
     Every trial is a run that is measured on held-out training data. The chosen trials are trained once more on the
     whole training split, and only then measured on the test split. If the search was interrupted, the same command
-    resumes it; with more --trials it goes on, also with another engine. With --workers 1, the same seed gives the same trials.
+    resumes it; with more --trials it goes on, also with another engine. With --workers 1, the same seed gives the same
+    trials.
 
     Parameters
     ----------

@@ -32,7 +32,8 @@ def estimate(runs: Mapping[str, Settings], out: Path, threads: int, device: str)
     """The least and the most seconds that each unfinished run will take, by name.
 
     A run that differs from finished ones only in its seed takes as long as those. For others some steps are timed,
-    with the initial network and with the largest that it may grow to. A shape that is not grown yet may have any size in between.
+    with the initial network and with the largest that it may grow to. A shape that is not grown
+    yet may have any size in between.
     """
     startup = _startup_seconds()
     results = {name: result_of(with_shape(settings, out / name), out / name) for name, settings in runs.items()}

@@ -128,29 +128,6 @@ class TensorBoard(Display):
                 self._writer.close()
 
 
-class Displays(Display):
-    """Several displays as one."""
-
-    def __init__(self, displays: Sequence[Display]):
-        self._displays = displays
-
-    def on_start(self, settings: Settings, steps: int, done: int) -> None:
-        for display in self._displays:
-            display.on_start(settings, steps, done)
-
-    def on_step(self, step: Step) -> None:
-        for display in self._displays:
-            display.on_step(step)
-
-    def on_epoch(self, epoch: Epoch) -> None:
-        for display in self._displays:
-            display.on_epoch(epoch)
-
-    def close(self) -> None:
-        for display in self._displays:
-            display.close()
-
-
 def format_sizes(widths: Sizes) -> str:
     """Sizes joined by hyphens.
 

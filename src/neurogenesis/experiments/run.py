@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .building import build_data, build_strategy, initial_widths
@@ -24,7 +24,7 @@ def run(
     root: Path | None = None,
     device: str = "cpu",
     threads: int | None = None,
-    display: Display | None = None,
+    displays: Sequence[Display] = (),
 ) -> Result:
     """Train with these settings and record it in a directory.
 
@@ -37,13 +37,13 @@ def run(
         device: the device to train on.
         threads: number of torch's threads; by default 1 for dense networks, which are small, and all cores for
             convolutional ones.
-        display: shows the progress.
+        displays: show the progress.
 
     Raises:
         UsageError: a setting is wrong or has no effect, data is missing, or the directory cannot be used.
         Interrupted: the run was stopped by a signal, and is saved.
     """
-    for _ in run_epochs(settings, out, root=root, device=device, threads=threads, display=display):
+    for _ in run_epochs(settings, out, root=root, device=device, threads=threads, displays=displays):
         pass
     result = read_result(out)
     assert result is not None
@@ -57,13 +57,13 @@ def run_epochs(
     root: Path | None = None,
     device: str = "cpu",
     threads: int | None = None,
-    display: Display | None = None,
+    displays: Sequence[Display] = (),
     until: int | None = None,
 ) -> Iterator[Epoch]:
     """Do what `run` does, epoch by epoch: each one is yielded when it is saved.
 
     Args:
-        settings, out, root, device, threads, display: as of `run`.
+        settings, out, root, device, threads, displays: as of `run`.
         until: the epoch to stop after, from which the run can be resumed; by default the last one.
     """
     # All of this before anything is written.
@@ -80,9 +80,8 @@ def run_epochs(
         directory = RunDirectory(out)
         with directory.locked(settings.record()):
             directory.start(current_environment(torch_device))
-            display = display or Display()
             try:
-                result = yield from train(settings, training, data, torch_device, directory, display, until)
+                result = yield from train(settings, training, data, torch_device, directory, displays, until)
             except (KeyboardInterrupt, Interrupted):
                 raise
             except UsageError as error:
@@ -92,7 +91,8 @@ def run_epochs(
                 directory.fail(traceback.format_exc())
                 raise
             finally:
-                display.close()
+                for display in displays:
+                    display.close()
             if result is not None:
                 directory.finish(result)
 

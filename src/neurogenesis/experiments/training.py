@@ -193,7 +193,7 @@ def train(
     data: Data,
     device: torch.device,
     directory: RunDirectory,
-    display: Display,
+    displays: Sequence[Display],
     until: int | None = None,
 ) -> Generator[Epoch, None, Result | None]:
     """Train from the start or from the checkpoint, to the end or to epoch `until`; yields epochs that are saved.
@@ -211,7 +211,8 @@ def train(
     if checkpoint is not None:
         training.load(checkpoint)
     losses = [] if checkpoint is None else [line.test_loss for line in directory.epochs()]
-    display.on_start(settings, steps, training.step)
+    for display in displays:
+        display.on_start(settings, steps, training.step)
     with collect_signals() as signals:
         for epoch in range(training.step // batches + 1, last + 1):
             past = (epoch - 1) % between_tests  # epochs since the latest test
@@ -225,7 +226,8 @@ def train(
                         f"the loss is {step.loss} at step {step.step}: training diverged; try a lower --learning-rate"
                     )
                 directory.add(step)
-                display.on_step(step)
+                for display in displays:
+                    display.on_step(step)
                 if signals and training.step % batches:
                     directory.save(training.checkpoint())
                     raise _interrupted(f"step {training.step} of {steps}", directory)
@@ -234,7 +236,8 @@ def train(
                 losses.append(line.test_loss)
                 directory.add(line)
                 directory.save(training.checkpoint())
-                display.on_epoch(line)
+                for display in displays:
+                    display.on_epoch(line)
                 yield line
             elif signals or epoch == last:
                 directory.save(training.checkpoint())
