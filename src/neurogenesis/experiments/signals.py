@@ -17,13 +17,14 @@ class Interrupted(Exception):
 def collect_signals() -> Iterator[list[int]]:
     """Collect the first SIGINT or SIGTERM in a list instead of stopping; a second signal has its usual effect."""
     received: list[int] = []
+    before = {number: handler for number in _STOPPING if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
 
     def collect(number: int, frame: Any) -> None:
         received.append(number)
-        restore()
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
-    numbers = [each for each in _STOPPING if signal.getsignal(each) is not signal.SIG_IGN]
-    with _handled_by(collect, *numbers) as restore:
+    with _handled_by(collect, *before):
         yield received
 
 
@@ -55,16 +56,12 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def _handled_by(handler: Callable[[int, Any], Any], *numbers: int) -> Iterator[Callable[[], None]]:
-    """Handle signals in the block, if it is in the main thread, where alone Python allows it; yields what ends that."""
+def _handled_by(handler: Callable[[int, Any], Any], *numbers: int) -> Iterator[None]:
+    """Handle signals in the block, if it is in the main thread: Python allows it there alone."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handler) for number in numbers} if main else {}
-
-    def restore() -> None:
+    try:
+        yield
+    finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
-
-    try:
-        yield restore
-    finally:
-        restore()
