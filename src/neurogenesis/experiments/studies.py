@@ -242,13 +242,7 @@ def select_runs(
 
 def _near(pattern: str, labels: Iterable[str], count: int = 3) -> list[str]:
     """Names of runs that resemble a pattern, each with one seed only."""
-    fragment = pattern.strip("*")
-
-    def likeness(label: str) -> float:
-        parts = (label[: len(fragment)], label.rpartition("/")[2][: len(fragment)])
-        return max(difflib.SequenceMatcher(None, fragment, part).ratio() for part in parts)
-
     by_stem: dict[str, str] = {}
     for label in labels:
         by_stem.setdefault(re.sub(r"seed\d+$", "", label), label)
-    return sorted(by_stem.values(), key=likeness, reverse=True)[:count]
+    return [by_stem[stem] for stem in difflib.get_close_matches(pattern.strip("*"), by_stem, count, cutoff=0)]
