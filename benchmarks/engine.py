@@ -2,8 +2,9 @@
 
     python -m benchmarks.engine [--json] [--rounds N] [--runs N] [--directories N]
 
-A trivial run is one that is finished already: its process starts, reads the result and ends. So what is measured is the
-engine's part, which is the same for all runs. Both engines do several of them at a time, in turns.
+A trivial run is one that is finished already: it starts, in a new process or in a worker of Ray, reads the result and
+ends. So this measures the engine's part, which is the same for all runs. Both engines do several of them at a time, in
+turns.
 
 Time: medians over rounds of the seconds per run from the tenth end to the last one, times the runs at a time, and the
 median of the differences within rounds. What an engine does before is left out.

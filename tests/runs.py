@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from neurogenesis.experiments.engines import Ended, NextJob, Place
+from neurogenesis.experiments.engines.processes import epochs_of
 from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.record import (
@@ -21,7 +22,6 @@ from neurogenesis.experiments.record import (
     SETTINGS_FILE,
     STEPS_FILE,
 )
-from neurogenesis.experiments.run import run
 from neurogenesis.experiments.settings import Settings
 
 
@@ -45,7 +45,8 @@ def here(next_job: NextJob, ended: Ended, place: Place) -> None:
     """An engine that does one run after the other in this process."""
     while (job := next_job()) is not None:
         try:
-            run(job.settings, job.directory, root=place.root, device=place.device, threads=place.threads)
+            for _ in epochs_of(job, place):
+                pass
         except UsageError as error:
             ended(job, str(error))
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -17,31 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray.tune
 import torch
 from filelock import FileLock
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
 from neurogenesis.cli import main
-from neurogenesis.experiments.engines import Engine, Job, Place, ray_cluster
+from neurogenesis.experiments.engines import Engine, Job, Place, ray_cluster, transfer
+from neurogenesis.experiments.engines import ray as engine
 from neurogenesis.experiments.engines.pool import pool
 from neurogenesis.experiments.engines.ray import cluster
-from neurogenesis.experiments.engines.ray_cluster import Request, cluster_room, connected, on_this_node
+from neurogenesis.experiments.engines.ray_cluster import Request, cluster_room, connected
 from neurogenesis.experiments.engines.ray_nodes import examine, versions
-from neurogenesis.experiments.engines.transfer import Changes, Part, read_parts, write_parts
+from neurogenesis.experiments.engines.transfer import Files, read_files, write_files
 from neurogenesis.experiments.errors import UsageError
-from neurogenesis.experiments.parsing import to_json
 from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.run import run
-from neurogenesis.experiments.run_directory import RunDirectory
 from neurogenesis.experiments.sweep import sweep
-from neurogenesis.experiments.tuning import asha
-from neurogenesis.experiments.tuning.asha_trials import Start, Starts, follow
 from neurogenesis.experiments.tuning.choice import Goal
 from neurogenesis.experiments.tuning.space import Space
-from neurogenesis.experiments.tuning.tune import plan_search, record_of, tune
-from neurogenesis.report import read
+from neurogenesis.experiments.tuning.tune import plan_search, tune
 from tests.runs import assert_same_run, by_name, command, here, lines, tiny
 
 pytestmark = pytest.mark.skipif(
@@ -122,18 +116,14 @@ def workers(*nodes: Node) -> set[int]:
     return {pid for pid, title in processes(raylets).items() if title.startswith("ray::do_run")}
 
 
-def run_processes(*nodes: Node) -> dict[int, int]:
-    """The processes of runs, and their workers: each is a child of its worker's fork server."""
-    return {pid: worker for worker in workers(*nodes) for pid in processes(set(processes({worker})))}
-
-
-def run_under_way(out: Path, label: str, *nodes: Node) -> tuple[int, int] | None:
-    """The process of a run and its worker, if it has done some epochs, but not all, on one of the nodes."""
+def run_under_way(out: Path, label: str, *nodes: Node) -> int | None:
+    """The worker of a run, if it has done some epochs, but not all, on one of the nodes."""
     if 3 < len(saved(out, label)) < 35:
-        for pid, worker in run_processes(*nodes).items():
+        for pid in workers(*nodes):
             with suppress(FileNotFoundError):
-                if Path(os.readlink(f"/proc/{pid}/fd/1")).parent.name == label:
-                    return pid, worker
+                files = [Path(os.readlink(file)) for file in Path(f"/proc/{pid}/fd").iterdir()]
+                if any(file.parts[-2:] == (label, "log.txt") for file in files):
+                    return pid
     return None
 
 
@@ -229,14 +219,14 @@ def test_a_study_gives_the_same_records_as_the_local_pool(nodes: Cluster, undist
 
 
 @pytest.mark.parametrize("out", LONG_IF_FETCHED, indirect=True)
-def test_a_killed_worker_or_run_goes_on_from_its_last_checkpoint(nodes: Cluster, undisturbed: Path, out: Path) -> None:
+def test_a_killed_worker_loses_nothing(nodes: Cluster, undisturbed: Path, out: Path) -> None:
     def under_way(label: str) -> Callable[[Path], Any]:
         return lambda out: run_under_way(out, label, *nodes.list_all_nodes())
 
     done = Disturbed(
         out,
-        (under_way(LABELS[0]), lambda victims: os.kill(victims[0], signal.SIGKILL)),
-        (under_way(LABELS[1]), lambda victims: os.kill(victims[1], signal.SIGKILL)),
+        (under_way(LABELS[0]), lambda worker: os.kill(worker, signal.SIGKILL)),
+        (under_way(LABELS[1]), lambda worker: os.kill(worker, signal.SIGTERM)),
     )
     assert_nothing_is_lost(done, undisturbed)
 
@@ -271,7 +261,7 @@ def test_a_run_that_is_killed_at_every_start_is_given_up(nodes: Cluster, tmp_pat
 
     def kill() -> None:
         while not ended.is_set():
-            for pid in run_processes(*nodes.list_all_nodes()):
+            for pid in workers(*nodes.list_all_nodes()):
                 if pid not in killed:
                     killed.add(pid)
                     os.kill(pid, signal.SIGKILL)
@@ -282,7 +272,7 @@ def test_a_run_that_is_killed_at_every_start_is_given_up(nodes: Cluster, tmp_pat
             progress = sweep(by_name(LONG[0]), tmp_path, cluster(tmp_path))
         finally:
             ended.set()
-    reason = "killed by SIGKILL; given up after 3 times without a new checkpoint"
+    reason = "its worker was killed; given up after 3 times without a new checkpoint"
     assert progress.failed == {LABELS[0]: reason}
     assert (tmp_path / LABELS[0] / "failure.txt").read_text() == reason + "\n"
     assert len(killed) == 3
@@ -416,9 +406,11 @@ def test_requests_that_make_no_sense_are_refused(
 
 
 @pytest.mark.parametrize("option", ["--address", "--cpus", "--gpus"])
-def test_options_of_ray_need_ray(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "digits", option, "1"]) == 1
-    assert f"{option} has no effect without --engine ray" in capsys.readouterr().err
+def test_options_of_ray_choose_ray(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "digits", option, "1", "--engine", "pool"]) == 1
+    assert f"{option} has no effect with --engine pool" in capsys.readouterr().err
+    assert main(["sweep", "digits", option, "1", "--workers", "0"]) == 1
+    assert "--workers: expected a positive number" in capsys.readouterr().err  # as Ray's engine says
 
 
 def test_a_node_without_the_data_is_named(nodes: Cluster, tmp_path: Path) -> None:
@@ -478,128 +470,20 @@ def test_a_search_that_was_begun_on_one_machine_goes_on_on_a_cluster(nodes: Clus
         assert_same_run(alone / name, out / name)
 
 
-@pytest.mark.parametrize("out", LONG_IF_SHARED, indirect=True)
-def test_ray_tune_stops_trials_that_are_behind(
+def test_trials_are_stopped_on_a_cluster_as_on_one_machine(
     nodes: Cluster, out: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    space = search_space(["learning_rate=1e-2,1e-6"], epochs=9, strategy="small")
-    good, bad = asha.draw(space, Goal(), 2)[0]
-    assert (good.settings.learning_rate, bad.settings.learning_rate) == (1e-2, 1e-6)
-    found = asha.tune_with_asha(space, out, Goal(), 2, workers=1)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Ctrl-C works as before
-    assert (found.trials, found.chosen, found.failed) == ([good, bad], [good], {})
-    assert (out / bad.name / "stopped.txt").read_text().startswith("stopped after epoch 1 of 9")
-    assert len(lines(out / bad.name / "epochs.jsonl")) == 1 and not (out / bad.name / "result.json").exists()
-    states = [run.state for study in read([out]).studies for run in study.searches[0].trials]
-    assert states == ["finished", "stopped"]
+    space = search_space(["learning_rate=1e-2,1e-6"], epochs=9, strategy="small", seed=14)
     alone = tmp_path_factory.mktemp("alone")
-    for settings, name in ((good.settings, good.name), (good.final_settings, good.final_name)):
-        run(settings, alone / name)
+    whole = tune(space, alone, Goal(), 3, here, sampler="asha")
+    found = tune(space, out, Goal(), 3, cluster(out, workers=1), sampler="asha")
+    assert (found.trials, found.chosen, found.failed) == (whole.trials, whole.chosen, {})
+    stopped = [trial.name for trial in whole.trials if trial.is_stopped(alone)]
+    assert stopped and stopped == [trial.name for trial in found.trials if trial.is_stopped(out)]
+    for trial in whole.trials:
+        assert len(epochs(out, trial.name)) == len(epochs(alone, trial.name))
+    for name in (whole.chosen[0].name, whole.chosen[0].final_name):
         assert_same_run(alone / name, out / name)
-    times = {path: path.stat().st_mtime_ns for path in out.rglob("epochs.jsonl")}
-    assert asha.tune_with_asha(space, out, Goal(), 2, workers=1) == found
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("epochs.jsonl")} == times
-
-
-def trial_workers(*nodes: Node) -> list[int]:
-    """The processes in which Ray Tune does trials."""
-    raylets = {process.process.pid for node in nodes for process in node.all_processes["raylet"]}
-    return [pid for pid, title in processes(raylets).items() if title.startswith("ray::ImplicitFunc")]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("lost", ["worker", "node"])
-def test_a_trial_of_ray_tune_whose_worker_or_node_is_lost_goes_on_from_its_last_checkpoint(
-    lost: str, nodes: Cluster, out: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    space = search_space(["learning_rate=1e-3,1e-2"], epochs=60, strategy="small")
-    alone = tmp_path_factory.mktemp("alone")
-    (node,) = nodes.worker_nodes
-    before = []
-    elsewhere = ray.remote(num_cpus=1, scheduling_strategy=on_this_node())(Starts).remote()  # so the trial is on `node`
-    ray.get(elsewhere.put.remote("", None))
-
-    def lose() -> None:
-        wait_until(lambda: 3 < len(saved(out, "trial-01")) < 30)
-        before.extend(saved(out, "trial-01"))
-        if lost == "worker":
-            (worker,) = trial_workers(node)
-            os.kill(worker, signal.SIGKILL)
-        else:
-            nodes.remove_node(node, allow_graceful=False)
-        ray.kill(elsewhere)
-
-    try:
-        with meanwhile(lose):
-            found = asha.tune_with_asha(space, out, Goal(), 1)
-    finally:
-        if lost == "node":
-            nodes.add_node(**NODE)
-            nodes.wait_for_nodes()
-    (trial,) = found.trials
-    assert (found.chosen, found.failed) == ([trial], {})
-    run(trial.settings, alone)
-    assert_same_run(alone, out / trial.name)
-    assert epochs(out, trial.name)[: len(before)] == before  # with the same times: they were not repeated
-
-
-@pytest.mark.long
-def test_a_trial_that_is_killed_at_every_start_is_given_up(nodes: Cluster, tmp_path: Path) -> None:
-    ended = threading.Event()
-    killed = set()
-
-    def kill() -> None:
-        while not ended.is_set():
-            for pid in trial_workers(*nodes.list_all_nodes()):
-                if pid not in killed and not (tmp_path / "trial-01" / "failure.txt").exists():
-                    killed.add(pid)
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-
-    with meanwhile(kill):
-        try:
-            found = asha.tune_with_asha(search_space(epochs=100), tmp_path, Goal(), 1)
-        finally:
-            ended.set()
-    reason = "its worker or node was lost; given up after 3 times without a new checkpoint"
-    assert (found.chosen, found.failed) == ([], {"trial-01": reason})
-    assert (tmp_path / "trial-01" / "failure.txt").read_text() == reason + "\n"
-
-
-@pytest.mark.parametrize("out", ["fetched"], indirect=True)
-def test_a_trial_that_fails_by_itself_is_not_repeated(nodes: Cluster, out: Path) -> None:
-    space = search_space(["learning_rate=1e30,1e31"], strategy="small")
-    (out / "trial-02").mkdir()
-    (out / "search.json").write_text(json.dumps(to_json(record_of(space, Goal(), "asha", [2]))))
-    (out / "trial-02" / "thesis.tex").write_text("mine")
-    found = asha.tune_with_asha(space, out, Goal(), 2, workers=1)
-    assert found.chosen == [] and sorted(found.failed) == ["trial-01", "trial-02"]
-    assert "training diverged" in found.failed["trial-01"]
-    assert "training diverged" in (out / "trial-01" / "failure.txt").read_text()
-    assert f"{out / 'trial-02'} is not a run (it has thesis.tex)" in found.failed["trial-02"]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("out", ["fetched"], indirect=True)
-def test_a_search_ends_if_what_trials_write_cannot_be_written(
-    nodes: Cluster, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(directory: Path, parts: list[Part]) -> None:
-        raise UsageError(f"cannot write to {directory} (No space left on device)")
-
-    monkeypatch.setattr(asha, "write_parts", full)
-    with pytest.raises(UsageError, match=r"cannot write to .*trial-01 \(No space left"):
-        asha.tune_with_asha(search_space(), out, Goal(), 1)
-
-
-def test_a_search_examines_nodes_before_any_trial(nodes: Cluster, tmp_path: Path) -> None:
-    space = plan_search(PRESETS["mnist"](), (), Goal(), 2)
-    place = Place(root=Path("/dev/null/data"))
-    with pytest.raises(UsageError, match=r"^node .* cannot read its data: mnist is not in /dev/null/data/mnist"):
-        asha.tune_with_asha(space, tmp_path, Goal(), 2, place, data=["mnist"])
-    with pytest.raises(UsageError, match=r"--cpus 1 --gpus 1: no node of the cluster has that much"):
-        asha.tune_with_asha(space, tmp_path, Goal(), 2, place, request=Request(gpus=1))
-    assert not list(tmp_path.glob("trial-*"))
 
 
 @pytest.mark.long
@@ -611,77 +495,31 @@ def test_the_command_searches_on_a_cluster(sampler: str, nodes: Cluster, tmp_pat
     assert done.stdout.splitlines()[-1].startswith("2 trials; ")
 
 
-def test_what_was_done_before_is_reported_again_without_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reported: list[tuple[int, float]] = []
-    settings = tiny(strategy="small", epochs=4, holdout=0.1)
-
-    def report(numbers: dict[str, Any]) -> None:
-        reported.append((numbers["epoch"], numbers["accuracy"]))
-
-    def followed(out: Path, start: Start) -> list[tuple[int, float]]:
-        reported.clear()
-        out.mkdir(exist_ok=True)
-        follow(Job("trial-01", settings, out), start, Place())
-        return list(reported)
-
-    monkeypatch.setattr(ray.tune, "report", report)
-    whole = followed(tmp_path / "whole", Start())
-    assert [epoch for epoch, _ in whole] == [1, 2, 3, 4]
-    recorded = RunDirectory(tmp_path / "whole").epochs()
-    assert followed(tmp_path / "unused", Start(recorded=recorded)) == whole
-    assert not list((tmp_path / "unused").iterdir())
-
-    def stop_after_two(numbers: dict[str, Any]) -> None:
-        if numbers["epoch"] == 2:
-            raise SystemExit  # as Ray Tune does
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ray.tune, "report", stop_after_two)
-        with pytest.raises(SystemExit):
-            followed(tmp_path / "part", Start())
-    assert len(lines(tmp_path / "part" / "epochs.jsonl")) == 2
-    assert followed(tmp_path / "part", Start()) == whole
-    assert_same_run(tmp_path / "whole", tmp_path / "part")
-
-
 # --- files of runs on other machines ---------------------------------------------------------------------------------
-
-
-def copied(parts: list[Part], directory: Path) -> dict[str, bytes]:
-    directory.mkdir(exist_ok=True)
-    write_parts(directory, parts)
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 def test_a_copy_is_resumed_as_the_run_itself(tmp_path: Path) -> None:
     settings, here = tiny(epochs=3), tmp_path / "here"
     run(settings, here)
     whole = {path.name: path.read_bytes() for path in here.iterdir() if path.name != "lock"}
-    assert copied(read_parts(here), tmp_path / "there") == whole
-    (here / "failure.txt").write_text("it failed")
-    assert "failure.txt" not in copied(read_parts(here), tmp_path / "again")
+    write_files(tmp_path / "there", read_files(here))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()} == whole
 
 
-def test_only_what_is_new_is_copied(tmp_path: Path) -> None:
-    here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir()
-    for name, text in (("steps.jsonl", "1\n2\n"), ("checkpoint.pt", "first"), ("settings.json", "{}")):
-        (here / name).write_text(text)
-    changes = Changes(here)
-    assert not changes.has_checkpoint()  # it is where the run started from
-    copied(changes.take(), there)
-    assert changes.take() == []
-    with (here / "steps.jsonl").open("a") as steps:
-        steps.write("3\n")
-    assert not changes.has_checkpoint()
-    time.sleep(0.01)  # the clock of file systems is coarse
-    (here / "checkpoint.pt").write_text("second")
-    assert changes.has_checkpoint()
-    parts = changes.take()
-    assert parts == [Part("steps.jsonl", 4, b"3\n"), Part("checkpoint.pt", 0, b"second")]  # the checkpoint comes last
-    assert copied(parts, there)["steps.jsonl"] == b"1\n2\n3\n"
-    assert copied(parts, there)["steps.jsonl"] == b"1\n2\n3\n"  # after the driver was killed, say
-    with pytest.raises(UsageError, match=r"steps.jsonl was changed by another process"):
-        copied([Part("steps.jsonl", 40, b"9\n")], there)
+def test_a_checkpoint_is_written_after_the_lines_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tiny(epochs=1), tmp_path / "here")
+    written: list[str] = []
+    monkeypatch.setattr(transfer, "replace_file", lambda path, write: written.append(path.name))
+    write_files(tmp_path / "there", read_files(tmp_path / "here"))
+    assert written.index("steps.jsonl") < written.index("epochs.jsonl") < written.index("checkpoint.pt")
+    assert written[-1] == "result.json"  # which marks the run as finished
+
+
+@pytest.mark.parametrize("out", ["fetched"], indirect=True)
+def test_a_run_whose_files_cannot_be_written_fails(nodes: Cluster, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(directory: Path, files: Files) -> None:
+        raise UsageError(f"cannot write to {directory} (No space left on device)")
+
+    monkeypatch.setattr(engine, "write_files", full)
+    progress = sweep(by_name(LONG[0]), out, cluster(out))
+    assert "No space left" in progress.failed[LABELS[0]]

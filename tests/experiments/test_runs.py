@@ -26,7 +26,7 @@ from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.models import mlp
 from neurogenesis.experiments.parsing import to_json
 from neurogenesis.experiments.presets import PRESETS, default_gamma, settings_from
-from neurogenesis.experiments.progress import NoDisplay
+from neurogenesis.experiments.progress import Display
 from neurogenesis.experiments.record import Environment, Epoch, Result, Step
 from neurogenesis.experiments.run import run
 from neurogenesis.experiments.settings import Convolutional, Dense, Settings
@@ -329,11 +329,11 @@ def failed(failed_once: Path, tmp_path: Path) -> Path:
 def failed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("failed") / "run"
     with pytest.raises(RuntimeError, match="a planned failure"):
-        run(tiny(), out, display=Stop(9, fail))
+        run(tiny(), out, displays=[Stop(9, fail)])
     return out
 
 
-class Stop(NoDisplay):
+class Stop(Display):
     """Calls a function at a step."""
 
     def __init__(self, step: int, action: Any):
@@ -355,7 +355,7 @@ def test_a_failed_run_resumes_from_its_last_epoch_and_ends_the_same(
 ) -> None:
     settings = CASES[case]
     with pytest.raises(RuntimeError, match="a planned failure"):
-        run(settings, tmp_path / "cut", display=Stop(9, fail))
+        run(settings, tmp_path / "cut", displays=[Stop(9, fail)])
     assert "a planned failure" in (tmp_path / "cut" / "failure.txt").read_text()
     run(settings, tmp_path / "cut")
     assert_same_run(finished(settings), tmp_path / "cut")
@@ -392,10 +392,10 @@ def test_an_interrupted_run_is_saved_resumes_and_ends_the_same(
         os.kill(os.getpid(), number)
 
     if step == 18:  # the last one: nothing is left to interrupt
-        run(tiny(), tmp_path / "cut", display=Stop(step, interrupt))
+        run(tiny(), tmp_path / "cut", displays=[Stop(step, interrupt)])
     else:
         with pytest.raises(Interrupted, match="stopped"):
-            run(tiny(), tmp_path / "cut", display=Stop(step, interrupt))
+            run(tiny(), tmp_path / "cut", displays=[Stop(step, interrupt)])
         assert len(lines(tmp_path / "cut" / "steps.jsonl")) == step
         run(tiny(), tmp_path / "cut")
     assert_same_run(finished(tiny()), tmp_path / "cut")
@@ -408,7 +408,7 @@ def test_a_run_that_is_tested_after_several_epochs_resumes_and_ends_the_same(
 ) -> None:
     settings = tiny("tabular", table="wine", epochs=15, batch=62)
     with pytest.raises(Interrupted, match="stopped"):
-        run(settings, tmp_path / "cut", display=Stop(step, lambda: os.kill(os.getpid(), signal.SIGINT)))
+        run(settings, tmp_path / "cut", displays=[Stop(step, lambda: os.kill(os.getpid(), signal.SIGINT))])
     assert len(lines(tmp_path / "cut" / "steps.jsonl")) == step
     run(settings, tmp_path / "cut")
     assert_same_run(finished(settings), tmp_path / "cut")
@@ -426,7 +426,7 @@ def test_a_resumed_run_ends_as_early_as_one_that_was_not_interrupted(
     steps = json.loads((finished(settings) / "result.json").read_text())["steps"]
     assert 300 < steps < 1000
     with pytest.raises(Interrupted, match="stopped"):
-        run(settings, tmp_path / "cut", display=Stop(290, lambda: os.kill(os.getpid(), signal.SIGINT)))
+        run(settings, tmp_path / "cut", displays=[Stop(290, lambda: os.kill(os.getpid(), signal.SIGINT))])
     run(settings, tmp_path / "cut")
     assert_same_run(finished(settings), tmp_path / "cut")
 
@@ -492,7 +492,7 @@ def test_every_epoch_and_every_seed_has_its_own_order() -> None:
 def test_a_change_of_environment_is_recorded(tmp_path: Path) -> None:
     settings = tiny(strategy="small")
     with pytest.raises(RuntimeError, match="a planned failure"):
-        run(settings, tmp_path, threads=2, display=Stop(9, fail))
+        run(settings, tmp_path, threads=2, displays=[Stop(9, fail)])
     with pytest.warns(UserWarning, match="threads 2 before, 1 now"):
         run(settings, tmp_path, threads=1)
     environment = json.loads((tmp_path / "environment.json").read_text())
@@ -604,13 +604,13 @@ def test_convolutional_networks_grow_on_cifar_and_can_be_resumed(preset: str, tm
     assert set(result.widths) == set(result.standard_widths)
     assert any(size > result.initial_widths[width] for width, size in result.widths.items())
     with pytest.raises(RuntimeError, match="a planned failure"):
-        run(settings, tmp_path / "cut", root=ROOT, threads=1, display=Stop(3, fail))
+        run(settings, tmp_path / "cut", root=ROOT, threads=1, displays=[Stop(3, fail)])
     run(settings, tmp_path / "cut", root=ROOT, threads=1)
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 def test_a_run_drops_neurons_that_have_died(tmp_path: Path) -> None:
     settings = tiny(strategy="north-random", prune=True, learning_rate=0.1, epochs=16, initial=16)
-    run(settings, tmp_path / "run", display=NoDisplay())
+    run(settings, tmp_path / "run", displays=[Display()])
     sizes = [line["widths"]["hidden1"] for line in lines(tmp_path / "run" / "steps.jsonl")]
     assert any(after < before for before, after in pairwise(sizes))

@@ -23,14 +23,14 @@ from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.record import Result
 from neurogenesis.experiments.run import run
 from neurogenesis.experiments.tuning import against_growing
-from neurogenesis.experiments.tuning.choice import Goal
+from neurogenesis.experiments.tuning.choice import Goal, Sampler
 from neurogenesis.experiments.tuning.space import Choices, Range, initial_parameters, make_space
-from neurogenesis.experiments.tuning.tune import Outcome, check_asha, plan_search, tune
+from neurogenesis.experiments.tuning.tune import Outcome, plan_search, tune
 from neurogenesis.report import read, write
 from neurogenesis.report.searches import make_searches
 from neurogenesis.report.searches_tables import approaches_table, budgets_table
 from tests.experiments.test_sweep import wait_until
-from tests.runs import assert_same_run, here, lines, records
+from tests.runs import assert_same_run, here, lines, records, without_times
 
 USUAL = {"epochs": 2, "batch": 256}
 
@@ -42,12 +42,13 @@ def search(
     objective: str = "accuracy",
     max_parameters: int | None = None,
     engine: Engine | None = None,
+    sampler: Sampler = "optuna",
     **changes: Any,
 ) -> Outcome:
     """A search on the digits whose trials take a moment."""
     goal = Goal(objective, max_parameters)
     settings = PRESETS["digits"](**{**USUAL, **changes})
-    return tune(plan_search(settings, searched, goal, trials), out, goal, trials, engine or here, HERE)
+    return tune(plan_search(settings, searched, goal, trials), out, goal, trials, engine or here, HERE, sampler=sampler)
 
 
 def results(found: Outcome) -> dict[str, Result]:
@@ -253,12 +254,11 @@ def test_convolutional_networks_are_scaled_as_a_whole() -> None:
         (("--data", "somewhere"), "--data has no effect on digits"),
         (("--sampler", "asha", "--objective", "pareto"), "--objective pareto needs --sampler optuna"),
         (("--sampler", "asha", "--search", "epochs=1..5"), "--search epochs needs --sampler optuna"),
-        (("--sampler", "asha", "--engine", "pool"), "--sampler asha needs --engine ray"),
         (("--sampler", "asha", "--gpus", "1.5"), "--gpus 1.5: expected a whole number, or a fraction of one"),
-        (("--sampler", "asha", "--workers", "0"), "--workers: expected a positive number"),
-        (("--sampler", "asha", "--device", "cuda"), "--device cuda with no --gpus"),
+        (("--engine", "ray", "--workers", "0"), "--workers: expected a positive number"),
+        (("--engine", "ray", "--device", "cuda"), "--device cuda with no --gpus"),
         (("--engine", "ray", "--address", "ray://127.0.0.1:1"), "Ray Client is not supported"),
-        (("--address", "auto"), "--address has no effect without --engine ray"),
+        (("--address", "auto", "--engine", "pool"), "--address has no effect with --engine pool"),
     ],
 )
 def test_what_is_wrong_is_said_before_any_run(
@@ -276,19 +276,87 @@ def test_what_is_wrong_is_said_before_any_run(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("sampler", "package", "extra"), [("optuna", "optuna", "tune"), ("asha", "ray.tune", "ray")])
-def test_a_missing_package_is_named(
-    sampler: str,
-    package: str,
-    extra: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_without_optuna_the_command_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    assert main(["tune", "digits", "--sampler", sampler, "--out", str(tmp_path / "out")]) == 1
-    assert f"pip install 'torch-neurogenesis[{extra}]'" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(["tune", "digits", "--out", str(tmp_path / "out")]) == 1
+    assert "pip install 'torch-neurogenesis[tune]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+# --- trials that are stopped early ---------------------------------------------------------------------------
+
+
+def halved(out: Path, trials: int, **changes: Any) -> Outcome:
+    """A search with ASHA, in which a learning rate is by far the better one."""
+    return search(out, trials, "learning_rate=1e-2,1e-6", sampler="asha", strategy="small", **{"epochs": 9, **changes})
+
+
+def epochs_done(out: Path) -> dict[str, int]:
+    return {path.parent.name: len(lines(path)) for path in sorted(out.glob("trial-*/epochs.jsonl"))}
+
+
+@pytest.fixture(scope="module")
+def four_halved(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return halved(tmp_path_factory.mktemp("halved"), 4, seed=14)
+
+
+def test_trials_that_are_behind_are_stopped_and_not_chosen(four_halved: Outcome, tmp_path: Path) -> None:
+    out = four_halved.out
+    rates = {trial.name: trial.settings.learning_rate for trial in four_halved.trials}
+    assert rates == {"trial-01": 1e-2, "trial-02": 1e-6, "trial-03": 1e-6, "trial-04": 1e-2}
+    done = epochs_done(out)
+    assert (done["trial-01"], done["trial-02"], done["trial-03"]) == (9, 1, 1)
+    assert (out / "trial-02" / "stopped.txt").read_text().startswith("stopped after epoch 1 of 9")
+    assert not (out / "trial-02" / "result.json").exists()
+    states = {run.path.name: run.state for study in read([out]).studies for run in study.searches[0].trials}
+    assert states == {name: "finished" if epochs == 9 else "stopped" for name, epochs in done.items()}
+    (chosen,) = four_halved.chosen
+    assert done[chosen.name] == 9 and four_halved.failed == {}
+    run(chosen.settings, tmp_path / "alone")
+    assert_same_run(tmp_path / "alone", out / chosen.name)  # although it paused to be compared
+
+
+def test_a_search_that_stops_trials_and_goes_on_equals_a_longer_one(four_halved: Outcome, tmp_path: Path) -> None:
+    halved(tmp_path, 2, seed=14)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("epochs.jsonl")}
+    longer = halved(tmp_path, 4, seed=14)
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert epochs_done(tmp_path) == epochs_done(four_halved.out)
+    assert [trial.name for trial in longer.chosen] == [trial.name for trial in four_halved.chosen]
+
+
+def test_a_killed_search_compares_with_the_same_results(four_halved: Outcome, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed_after(jobs: int) -> Engine:
+        def engine(next_job: NextJob, ended: Ended, place: Place) -> None:
+            done = 0
+
+            def told(job: Job, reason: str | None) -> None:
+                nonlocal done
+                done += 1
+                if done == jobs:
+                    raise Killed  # before the search knows
+                ended(job, reason)
+
+            here(next_job, told, place)
+
+        return engine
+
+    for jobs in (1, 2, 3):
+        with pytest.raises(Killed):
+            halved(tmp_path, 4, seed=14, engine=killed_after(jobs))
+    found = halved(tmp_path, 4, seed=14)
+    assert epochs_done(tmp_path) == epochs_done(four_halved.out)
+    for trial in found.trials:
+        assert records_of_epochs(tmp_path / trial.name) == records_of_epochs(four_halved.out / trial.name)
+
+
+def records_of_epochs(out: Path) -> Any:
+    return without_times(lines(out / "epochs.jsonl"))
 
 
 def test_a_directory_of_something_else_is_left_alone(six: Outcome, tmp_path: Path) -> None:
@@ -339,14 +407,14 @@ def test_the_history_never_falls_and_ends_at_the_best(six: Outcome) -> None:
 
 
 def test_growing_is_compared_with_searches_of_several_budgets(tmp_path: Path) -> None:
-    parts = against_growing.plan_parts(["digits"], [1], [1, 2], epochs=1)
+    comparisons = against_growing.plan_comparisons(["digits"], [1], [1, 2], epochs=1)
     shown: list[tuple[int, int]] = []
     failed = against_growing.compare(
-        parts, tmp_path, [1, 2], here, HERE, lambda now: shown.append((len(now.finished), now.total))
+        comparisons, tmp_path, [1, 2], here, HERE, lambda now: shown.append((len(now.finished), now.total))
     )
     assert failed == {} and shown[-1][0] == shown[-1][1]
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
-    assert against_growing.compare(parts, tmp_path, [1, 2], here, HERE, lambda now: None) == {}
+    assert against_growing.compare(comparisons, tmp_path, [1, 2], here, HERE, lambda now: None) == {}
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == times
     (study,) = read([tmp_path]).studies
     searches = make_searches(study, "comparison")
@@ -370,4 +438,4 @@ def test_epochs_that_follow_from_a_searched_setting_follow_it() -> None:
 
 def test_trainings_that_end_by_themselves_are_not_stopped_by_asha() -> None:
     with pytest.raises(UsageError, match="tabular needs --sampler optuna"):
-        check_asha(make_space(PRESETS["tabular"](), ["batch=8,2500"]), Goal())
+        plan_search(PRESETS["tabular"](), ["batch=8,2500"], Goal(), 2, "asha")

@@ -37,8 +37,6 @@ FURTHER_FILES = {  # the extras that a file of the application may import beside
     PACKAGE / "experiments" / "engines" / "ray_cluster.py": "ray",
     PACKAGE / "experiments" / "engines" / "ray_nodes.py": "ray",
     PACKAGE / "experiments" / "tuning" / "search.py": "tune",
-    PACKAGE / "experiments" / "tuning" / "asha.py": "ray",
-    PACKAGE / "experiments" / "tuning" / "asha_trials.py": "ray",
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..experiments.errors import INSTALL, UsageError
 from ..experiments.messages import echo_error
+from ..experiments.signals import Interrupted
 from .widths import widths_command
 
 
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except UsageError as error:
             echo_error(f"neurogenesis: {error}")
             return 1
+        except Interrupted as interruption:
+            echo_error(interruption)
+            return 130
         except KeyboardInterrupt:
             echo_error("neurogenesis: interrupted; the same command resumes from what is saved")
             return 130

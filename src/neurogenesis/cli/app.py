@@ -13,7 +13,7 @@ from cyclopts.exceptions import CycloptsError
 from ..experiments.errors import UsageError
 from ..experiments.settings import Settings
 
-__all__ = ["App", "CycloptsError", "DataDirectory", "Group", "Parameter", "Quiet", "app", "reject_unused_data"]
+__all__ = ["App", "CycloptsError", "DataDirectory", "Flag", "Group", "Parameter", "Quiet", "app", "reject_unused_data"]
 
 DataDirectory = Annotated[
     Path | None,
@@ -22,6 +22,7 @@ DataDirectory = Annotated[
         "user's cache."
     ),
 ]
+Flag = Annotated[bool, Parameter(negative="")]
 Quiet = Annotated[bool, Parameter(negative="", help="Show no progress.")]
 
 
@@ -35,7 +36,7 @@ def _reject_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
 
 def _contains(hint: Any, kind: type) -> bool:
-    """Whether a type is, or is made of, another."""
+    """Whether a type is or contains another."""
     return hint is kind or any(_contains(part, kind) for part in get_args(hint))
 
 

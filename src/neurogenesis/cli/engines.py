@@ -1,4 +1,4 @@
-"""The options that say where and how the runs of a sweep or a search are done."""
+"""Options on where and how the runs of a sweep or a search are done."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from ..experiments.errors import UsageError
 from ..experiments.settings import Settings
-from ..experiments.signals import delay_ctrl_c
+from ..experiments.signals import Interrupted, delay_ctrl_c
 from .app import DataDirectory, Parameter
 
 if TYPE_CHECKING:
     from ..experiments.engines import Engine, Place
-    from ..experiments.engines.ray_cluster import Request
 
 INSTALL_RAY = "pip install 'torch-neurogenesis[experiments,ray]'"
 
@@ -25,7 +24,8 @@ class EngineOptions:
     """Where and how runs are done. The help of an option is the string below it."""
 
     engine: Literal["pool", "ray"] | None = None
-    """Where runs are done: in processes of this machine (pool), or on a Ray cluster (ray). By default pool."""
+    """Where runs are done: in processes of this machine (pool), or on a Ray cluster (ray). By default pool, or ray with
+    --address, --cpus or --gpus."""
     workers: int | None = None
     """Number of runs at a time. By default as many as there is room for, and 1 if runs share a device other than the
     CPU, or in the study trigger-cost, which compares times."""
@@ -44,12 +44,12 @@ class EngineOptions:
 
 
 Where = Annotated[EngineOptions | None, Parameter(name="*")]
-"""A parameter of commands that take all of these options."""
+"""The parameter of a command that takes all of these options."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """An engine, and what it was told."""
+    """An engine, and what its runs have in common."""
 
     engine: Engine
     place: Place
@@ -57,15 +57,20 @@ class Chosen:
     """Runs at a time."""
     downloads: Sequence[str] = ()
     """Data sets that must be on this machine before the first run."""
-    request: Request | None = None
-    """What each run needs of a node of the Ray cluster, if there is one."""
+
+    def download(self) -> None:
+        """Download what is missing."""
+        from ..experiments.data import download
+
+        for name in self.downloads:
+            download(name, self.place.root)
 
 
 @contextmanager
 def chosen_engine(
     options: EngineOptions, out: Path, runs: Collection[Settings], timed: bool = False
 ) -> Iterator[Chosen]:
-    """The engine that options ask for; UsageError if it or the device is not available.
+    """The engine that options ask for; UsageError if it or the device is not available, Interrupted at Ctrl-C.
 
     Args:
         options: where and how runs are done.
@@ -73,11 +78,17 @@ def chosen_engine(
         runs: settings of all runs, or of one of each kind.
         timed: times are compared, so that by default there is one run at a time.
     """
-    if options.engine == "ray":
-        with _ray(options, out, data_sets(runs), timed) as chosen:
-            yield chosen
-    else:
-        yield _pool(options, data_sets(runs), timed)
+    for_ray = [name for name in ("address", "cpus", "gpus") if getattr(options, name) is not None]
+    if options.engine == "pool" and for_ray:
+        raise UsageError(f"--{for_ray[0]} has no effect with --engine pool: remove one of them")
+    try:
+        if options.engine == "ray" or for_ray:
+            with _ray(options, out, data_sets(runs), timed) as chosen:
+                yield chosen
+        else:
+            yield _pool(options, data_sets(runs), timed)
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped; {out} is saved. The same command resumes it.") from None
 
 
 def data_sets(runs: Collection[Settings]) -> list[str]:
@@ -91,9 +102,6 @@ def _pool(options: EngineOptions, data: Sequence[str], timed: bool) -> Chosen:
         from ..experiments.engines.pool import cores, pool
         from ..experiments.environment import select_device
 
-    for name in ("address", "cpus", "gpus"):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--{name} has no effect without --engine ray: remove it, or add --engine ray")
     device, threads = options.device or "cpu", 1 if options.threads is None else options.threads
     workers = options.workers
     if workers is None:
@@ -128,4 +136,4 @@ def _ray(options: EngineOptions, out: Path, data: Sequence[str], timed: bool) ->
     with connected(options.address):
         room = cluster_room(request)
         place = Place(options.data, device, threads or max(1, int(request.cpus)))
-        yield Chosen(engine, place, workers or room, request=request)
+        yield Chosen(engine, place, workers or room)

@@ -25,7 +25,6 @@ def sweep(
 ) -> int:
     with delay_ctrl_c():
         from ..experiments import sweep as sweeps
-        from ..experiments.data import download
         from ..experiments.environment import select_device
         from ..experiments.estimates import plan
         from ..experiments.progress import sweep_display
@@ -39,15 +38,10 @@ def sweep(
             select_device(chosen.place.device)  # steps are timed here
             echo(plan(runs, out, chosen.workers, chosen.place.threads, chosen.place.device))
             return 0
-        for name in chosen.downloads:
-            download(name, where.data)
+        chosen.download()
         with sweep_display(quiet) as show:
-            try:
-                sweeps.record_study(out, study, selected.title, runs)
-                progress = sweeps.sweep(runs, out, chosen.engine, chosen.place, show)
-            except KeyboardInterrupt:
-                echo_error(f"stopped; {out} is saved. The same command resumes it.")
-                return 130
+            sweeps.record_study(out, study, selected.title, runs)
+            progress = sweeps.sweep(runs, out, chosen.engine, chosen.place, show)
     if progress.failed:
         echo_error(f"{len(progress.failed)} of {len(runs)} runs failed:")
         for name, reason in progress.failed.items():

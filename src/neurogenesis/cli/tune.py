@@ -2,67 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ..experiments.errors import UsageError
 from ..experiments.messages import echo, echo_error
 from ..experiments.presets import PRESETS
 from ..experiments.settings import Settings
 from ..experiments.signals import delay_ctrl_c
 from .app import App, Group, Parameter, Quiet, app, reject_unused_data
-from .engines import EngineOptions, Where, chosen_engine, data_sets
+from .engines import EngineOptions, Where, chosen_engine
 
 if TYPE_CHECKING:
-    from ..experiments.tuning.tune import Outcome, Sampler
+    from ..experiments.tuning.tune import Outcome
 
 tune_app = App(name="tune", help="Search for the widths of static networks, or for other settings.")
 app.command(tune_app)
 
-_SEARCH = Group("Search", sort_key=1)
-_GENERAL = Group("General", sort_key=2)
-_Quiet = Annotated[Quiet, Parameter(group=_GENERAL)]
-_Where = Annotated[Where, Parameter(group=_GENERAL)]
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Options of a search. The help of an option is the string below it."""
+
+    trials: int = 20
+    """Number of trials, including those that are done."""
+    search: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = ()
+    """What to search: widths (the default), or a setting with a range, such as learning_rate=1e-4..1e-2, or with
+    choices, such as batch=32,64,128. Can be given several times. A range over a factor of 10 or more is searched on a
+    logarithmic scale."""
+    objective: Literal["accuracy", "pareto"] = "accuracy"
+    """Choose the most accurate trial, or all on the Pareto front of accuracy and parameters."""
+    max_parameters: int | None = None
+    """Choose among networks of at most so many parameters; larger ones are not trained."""
+    sampler: Literal["optuna", "asha"] = "optuna"
+    """optuna proposes each trial by the results of those before. asha draws trials at random, and stops early those
+    that are behind after the same number of epochs."""
 
 
 def _add(preset: type[Settings]) -> None:
     def command(
         *,
         settings: Any = None,
-        trials: Annotated[int, Parameter(group=_SEARCH)] = 20,
-        search: Annotated[tuple[str, ...], Parameter(group=_SEARCH, negative="")] = (),
-        objective: Annotated[Literal["accuracy", "pareto"], Parameter(group=_SEARCH)] = "accuracy",
-        max_parameters: Annotated[int | None, Parameter(group=_SEARCH)] = None,
-        sampler: Annotated[Literal["optuna", "asha"], Parameter(group=_SEARCH)] = "optuna",
+        options: Annotated[SearchOptions | None, Parameter(name="*", group=Group("Search", sort_key=1))] = None,
         out: Annotated[Path | None, Parameter(group=_GENERAL)] = None,
-        where: _Where = None,
-        quiet: _Quiet = False,
+        where: Annotated[Where, Parameter(group=_GENERAL)] = None,
+        quiet: Annotated[Quiet, Parameter(group=_GENERAL)] = False,
     ) -> int:
-        chosen, options = settings or preset(), where or EngineOptions()
-        return _tune(chosen, trials, search, objective, max_parameters, sampler, out, options, quiet)
+        chosen = settings or preset()
+        out = out or Path("runs") / f"tune-{chosen.name}-{chosen.label}"
+        return _tune(chosen, options or SearchOptions(), out, where or EngineOptions(), quiet)
 
     command.__doc__ = f"""{preset.__doc__}
 
-    Every trial is a run that holds data out of the training split to choose by. What is chosen is trained on the whole
-    training split, and only then the test split is used. If the search was interrupted, the same command resumes it;
-    with more --trials it goes on, also with another engine. With --workers 1, the same seed gives the same trials.
+    Every trial is a run that is measured on held-out training data. The chosen trials are trained once more on the
+    whole training split, and only then measured on the test split. If the search was interrupted, the same command
+    resumes it; with more --trials it goes on, also with another engine. With --workers 1, the same seed gives the same
+    trials.
 
     Parameters
     ----------
-    trials:
-        Number of trials, those that are done included.
-    search:
-        What to search: widths (the default), or a setting with a range, such as learning_rate=1e-4..1e-2, or with
-        choices, such as batch=32,64,128. Can be given several times. A range over a factor of 10 or more is searched
-        on a logarithmic scale.
-    objective:
-        Choose the most accurate trial, or all on the Pareto front of accuracy and parameters.
-    max_parameters:
-        Choose among networks of at most so many parameters; larger ones are not trained.
-    sampler:
-        optuna proposes each trial by what came out of those before. asha draws trials at random, and Ray Tune stops
-        those early that are behind after the same number of epochs; it needs --engine ray, which is then the default.
     out:
         Directory of the search. By default runs/tune- and a name made from the settings.
     """
@@ -70,66 +68,26 @@ def _add(preset: type[Settings]) -> None:
     tune_app.command(command, name=preset.name)
 
 
+_GENERAL = Group("General", sort_key=2)
 for _preset in PRESETS.values():
     _add(_preset)
 
 
-def _tune(
-    settings: Settings,
-    trials: int,
-    searched: tuple[str, ...],
-    objective: str,
-    max_parameters: int | None,
-    sampler: Sampler,
-    out: Path | None,
-    where: EngineOptions,
-    quiet: bool,
-) -> int:
+def _tune(settings: Settings, options: SearchOptions, out: Path, where: EngineOptions, quiet: bool) -> int:
     reject_unused_data(where.data, [settings])
     with delay_ctrl_c():
-        from ..experiments.data import download
         from ..experiments.progress import sweep_display
         from ..experiments.tuning.choice import Goal
-        from ..experiments.tuning.tune import check_asha, plan_search, require_sampler, tune
+        from ..experiments.tuning.tune import plan_search, require_optuna, tune
 
-    goal = Goal(objective, max_parameters)
-    space = plan_search(settings, searched, goal, trials)
+    goal = Goal(options.objective, options.max_parameters)
+    space = plan_search(settings, options.search, goal, options.trials, options.sampler)
     with delay_ctrl_c():
-        require_sampler(sampler)
-    if sampler == "asha":
-        check_asha(space, goal)
-        where = _with_ray(where)
-    out = out or Path("runs") / f"tune-{settings.name}-{settings.label}"
+        require_optuna()
     with chosen_engine(where, out, [settings]) as chosen, sweep_display(quiet) as show:
-        for name in chosen.downloads:
-            download(name, where.data)
-        try:
-            if sampler == "optuna":
-                found = tune(space, out, goal, trials, chosen.engine, chosen.place, show)
-            else:
-                from ..experiments.tuning.asha import tune_with_asha
-
-                found = tune_with_asha(
-                    space,
-                    out,
-                    goal,
-                    trials,
-                    chosen.place,
-                    show,
-                    data=data_sets([settings]),
-                    request=chosen.request,
-                    workers=where.workers,
-                )
-        except KeyboardInterrupt:
-            echo_error(f"stopped; {out} is saved. The same command resumes it.")
-            return 130
-    return _say(found, trials, quiet)
-
-
-def _with_ray(where: EngineOptions) -> EngineOptions:
-    if where.engine == "pool":
-        raise UsageError("--sampler asha needs --engine ray: Ray Tune does its trials")
-    return replace(where, engine="ray")
+        chosen.download()
+        found = tune(space, out, goal, options.trials, chosen.engine, chosen.place, show, options.sampler)
+    return _say(found, options.trials, quiet)
 
 
 @tune_app.command(name="growing-or-searching")
@@ -155,30 +113,24 @@ def compare(
     seeds:
         Seeds of grown networks and of searches.
     trials:
-        Numbers of trials, increasing: the first trials of a search are those of a shorter one.
+        Increasing numbers of trials. A search with fewer trials is the beginning of one with more.
     epochs:
         Epochs of every run, instead of the preset's.
     out:
         Directory of the comparison. By default runs/growing-or-searching.
     """
     with delay_ctrl_c():
-        from ..experiments.data import download
         from ..experiments.progress import sweep_display
         from ..experiments.tuning import against_growing
 
-    parts = against_growing.plan_parts(presets, seeds, trials, epochs)
-    runs = [settings for part in parts for settings in part.grown.values()]
+    comparisons = against_growing.plan_comparisons(presets, seeds, trials, epochs)
+    runs = [settings for each in comparisons for settings in each.grown.values()]
     where = where or EngineOptions()
     reject_unused_data(where.data, runs)
     out = out or Path("runs") / against_growing.NAME
     with chosen_engine(where, out, runs) as chosen, sweep_display(quiet) as show:
-        for name in chosen.downloads:
-            download(name, where.data)
-        try:
-            failed = against_growing.compare(parts, out, trials, chosen.engine, chosen.place, show)
-        except KeyboardInterrupt:
-            echo_error(f"stopped; {out} is saved. The same command resumes it.")
-            return 130
+        chosen.download()
+        failed = against_growing.compare(comparisons, out, trials, chosen.engine, chosen.place, show)
     for name, reason in failed.items():
         echo_error(f"failed: {out / name}: {reason}")
     if not quiet:
@@ -187,7 +139,7 @@ def compare(
 
 
 def _say(found: Outcome, trials: int, quiet: bool) -> int:
-    """Print what came of a search; the exit code."""
+    """Print the outcome of a search; returns the exit code."""
     from ..experiments.progress import format_sizes
 
     for name, reason in found.failed.items():

@@ -1,4 +1,4 @@
-"""`neurogenesis widths`: what can grow in a model. It needs torch alone."""
+"""`neurogenesis widths`: the widths of a model, and whether they can grow. It needs torch alone."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TIES = {"wrn28": [["group1.*"], ["group2.*"], ["group3.*"]]}
 
 
 def build_data(settings: Settings, root: Path | None) -> Data:
-    """The preset's data set, or the part of it that the settings ask for."""
+    """The preset's data set, or a part of it."""
     if isinstance(settings, Generated):
         data = generated(settings.features, derived_seed(settings.seed, "data"))
     elif isinstance(settings, Tabular):
@@ -111,7 +111,7 @@ def _trigger(settings: Settings, named: ng.Strategy, steps: int) -> Any:
 
 
 def _configured(settings: Settings, trigger: Any, initialization: Any) -> tuple[Any, Any]:
-    """Trigger and initialization with those settings that they have a field for."""
+    """Trigger and initialization, with fields set from the settings of the same name."""
     for name in (NAMES.gamma, NAMES.metric, NAMES.scale, NAMES.least):
         value = getattr(settings, name)
         for_trigger, for_initialization = (

@@ -13,6 +13,12 @@ class UsageError(Exception):
     """An error that the user can fix; the message says what is wrong, where, and what to do."""
 
 
+def one_line(error: BaseException) -> str:
+    """An error in one line, with its type unless it is a `UsageError`."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, UsageError) else f"{type(error).__name__}: {text}"
+
+
 def unknown_name(kind: str, name: str, known: Collection[str]) -> UsageError:
     """An error for a name that does not exist, with the closest match and all known names.
 

@@ -18,7 +18,7 @@ from .sweep import result_of, with_shape
 
 
 def plan(runs: Mapping[str, Settings], out: Path, workers: int, threads: int, device: str) -> str:
-    """A table of what a sweep would do: each run, whether it is finished, and how long it will take."""
+    """A table of all runs of a sweep: finished, or how long it will take."""
     estimates = estimate(runs, out, threads, device)
     column = max(map(len, runs))
     durations = {name: _format_range(*estimates.get(name, (0, 0))) for name in runs}
@@ -31,8 +31,9 @@ def plan(runs: Mapping[str, Settings], out: Path, workers: int, threads: int, de
 def estimate(runs: Mapping[str, Settings], out: Path, threads: int, device: str) -> dict[str, tuple[float, float]]:
     """The least and the most seconds that each unfinished run will take, by name.
 
-    A run that differs from finished ones only in its seed takes as long as those. For others some steps are timed, with
-    the initial network and with the largest that it may grow to. A shape that is not grown yet may be any in between.
+    A run that differs from finished ones only in its seed takes as long as those. For others some steps are timed,
+    with the initial network and with the largest that it may grow to. A shape that is not grown
+    yet may have any size in between.
     """
     startup = _startup_seconds()
     results = {name: result_of(with_shape(settings, out / name), out / name) for name, settings in runs.items()}
@@ -62,7 +63,7 @@ def _extremes(settings: Settings) -> list[Settings]:
 
 
 def _startup_seconds() -> float:
-    """The time before the first step: about that of importing scikit-learn, as workers have torch already."""
+    """The time before the first step: about as long as importing scikit-learn, as workers have imported torch."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import sklearn.datasets"], check=False, capture_output=True)
     return time.perf_counter() - started
@@ -104,7 +105,7 @@ def _seconds(settings: Settings, timed: dict[Settings, float], threads: int, dev
 
 
 def _least_part(settings: Settings) -> float:
-    """The part of the steps after which training may end, where there is no reason to go on."""
+    """The least part of the steps that a training with early stopping may take."""
     return 1.0 if settings.patience is None else 0.15
 
 

@@ -42,9 +42,14 @@ def read_record(path: Path, kind: type[T], what: str) -> T | None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file, and its directory if necessary."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, and its directory if necessary."""
     with writing_to(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, lambda partial: partial.write_text(json.dumps(content, indent=1) + "\n"))
+        replace_file(path, lambda partial: partial.write_text(text, "utf-8"))
 
 
 def damaged(path: Path, problem: str) -> UsageError:

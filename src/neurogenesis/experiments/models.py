@@ -21,7 +21,7 @@ def scaled(standard: Mapping[str, int], scale: float) -> dict[str, int]:
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Dense layers `hidden1`, `hidden2`, ..., `output` with ReLUs between them; the first size is that of the input."""
+    """Dense layers `hidden1`, `hidden2`, ..., `output` with ReLUs between them; the first size is the input's."""
     model = nn.Sequential()
     for number, (before, after) in enumerate(pairwise(sizes[:-1]), 1):
         model.add_module(f"hidden{number}", nn.Linear(before, after))

@@ -1,6 +1,6 @@
 """The presets: a data set, a network, and the defaults of all settings.
 
-The numbers are those of the paper's table. Where the authors' program differs, they are the program's: the learning
+The numbers are from the paper's table. Where the authors' program differs, they are from the program: the learning
 rate on MNIST, and the scale of the gradient trigger.
 """
 
@@ -67,7 +67,7 @@ class Generated(Dense):
 
 @dataclass(frozen=True, kw_only=True)
 class Tabular(Dense):
-    """Small tables of scikit-learn, with classes or real targets, until the lowest test loss is long ago."""
+    """Small tables of scikit-learn, for classification or regression, with early stopping."""
 
     name = "tabular"
     data = "tabular"
@@ -75,9 +75,9 @@ class Tabular(Dense):
     steps_between_tests = 20
     patience = 2.5
     table: Table = "diabetes"
-    """The table; random has targets without any relation to the inputs."""
+    """The table; the targets of random are unrelated to its inputs."""
     epochs: int | None = None  # type: ignore[assignment]
-    """Passes through the training data at most; by default so many that there are about 3,000 gradient steps."""
+    """Maximum passes through the training data; by default for about 3,000 gradient steps."""
     batch: int = 32
     learning_rate: float = 3e-3
     initial: int = 16

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from .errors import INSTALL, UsageError
 from .files import writing_to
@@ -18,8 +17,8 @@ from .record import Epoch, Sizes, Step
 from .settings import Settings
 
 
-class Display(Protocol):
-    """Shows the progress of a run."""
+class Display:
+    """Shows the progress of a run; this one shows nothing."""
 
     def on_start(self, settings: Settings, steps: int, done: int) -> None:
         """The run starts; `steps` is the number of gradient steps, of which `done` were done before."""
@@ -31,19 +30,7 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
-class NoDisplay:
-    """Shows nothing."""
-
-    def on_start(self, settings: Settings, steps: int, done: int) -> None: ...
-
-    def on_step(self, step: Step) -> None: ...
-
-    def on_epoch(self, epoch: Epoch) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Lines(NoDisplay):
+class Lines(Display):
     """Prints a line per epoch, but at most about one per second; for logs and pipes."""
 
     def __init__(self) -> None:
@@ -70,7 +57,7 @@ class Lines(NoDisplay):
         echo(f"{numbers}  {format_sizes(epoch.widths)}")
 
 
-class Bar(NoDisplay):
+class Bar(Display):
     """A progress bar with step, loss, accuracy, widths and the remaining time; for terminals."""
 
     def on_start(self, settings: Settings, steps: int, done: int) -> None:
@@ -108,7 +95,7 @@ class Bar(NoDisplay):
             self._bar.stop()
 
 
-class TensorBoard(NoDisplay):
+class TensorBoard(Display):
     """Writes scalars for TensorBoard into a directory."""
 
     def __init__(self, directory: Path):
@@ -141,31 +128,8 @@ class TensorBoard(NoDisplay):
                 self._writer.close()
 
 
-class Displays:
-    """Several displays as one."""
-
-    def __init__(self, displays: Sequence[Display]):
-        self._displays = displays
-
-    def on_start(self, settings: Settings, steps: int, done: int) -> None:
-        for display in self._displays:
-            display.on_start(settings, steps, done)
-
-    def on_step(self, step: Step) -> None:
-        for display in self._displays:
-            display.on_step(step)
-
-    def on_epoch(self, epoch: Epoch) -> None:
-        for display in self._displays:
-            display.on_epoch(epoch)
-
-    def close(self) -> None:
-        for display in self._displays:
-            display.close()
-
-
 def format_sizes(widths: Sizes) -> str:
-    """Sizes in one word.
+    """Sizes joined by hyphens.
 
     Example:
         >>> format_sizes({"hidden1": 64, "hidden2": 32})
@@ -182,7 +146,7 @@ class SweepProgress:
     running: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """The reasons in one line each, by label."""
+    """The reason of each failure in one line, by label."""
 
 
 @contextmanager

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .building import build_data, build_strategy, initial_widths
 from .environment import current_environment, select_device
-from .errors import UsageError
-from .progress import Display, NoDisplay
-from .record import RESULT_FILE, SETTINGS_FILE, Result
+from .errors import UsageError, one_line
+from .progress import Display
+from .record import RESULT_FILE, SETTINGS_FILE, Epoch, Result
 from .run_directory import RunDirectory, read_result
 from .settings import Dense, Settings
 from .signals import Interrupted
@@ -23,7 +24,7 @@ def run(
     root: Path | None = None,
     device: str = "cpu",
     threads: int | None = None,
-    display: Display | None = None,
+    displays: Sequence[Display] = (),
 ) -> Result:
     """Train with these settings and record it in a directory.
 
@@ -36,11 +37,34 @@ def run(
         device: the device to train on.
         threads: number of torch's threads; by default 1 for dense networks, which are small, and all cores for
             convolutional ones.
-        display: shows the progress.
+        displays: show the progress.
 
     Raises:
         UsageError: a setting is wrong or has no effect, data is missing, or the directory cannot be used.
         Interrupted: the run was stopped by a signal, and is saved.
+    """
+    for _ in run_epochs(settings, out, root=root, device=device, threads=threads, displays=displays):
+        pass
+    result = read_result(out)
+    assert result is not None
+    return result
+
+
+def run_epochs(
+    settings: Settings,
+    out: Path,
+    *,
+    root: Path | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+    displays: Sequence[Display] = (),
+    until: int | None = None,
+) -> Iterator[Epoch]:
+    """Do what `run` does, epoch by epoch: each one is yielded when it is saved.
+
+    Args:
+        settings, out, root, device, threads, displays: as of `run`.
+        until: the epoch to stop after, from which the run can be resumed; by default the last one.
     """
     # All of this before anything is written.
     torch_device = select_device(device)
@@ -48,30 +72,29 @@ def run(
     initial_widths(settings)
     if threads is not None and threads < 1:
         raise UsageError(f"--threads: expected a positive number, not {threads}")
-    finished = _finished(settings, out)
-    if finished is not None:
-        return finished
+    if _finished(settings, out):
+        return
     with torch_threads(1 if threads is None and isinstance(settings, Dense) else threads):
         data = build_data(settings, root)
         training = start_training(settings, data, torch_device)
         directory = RunDirectory(out)
         with directory.locked(settings.record()):
             directory.start(current_environment(torch_device))
-            display = display or NoDisplay()
             try:
-                result = train(settings, training, data, torch_device, directory, display)
+                result = yield from train(settings, training, data, torch_device, directory, displays, until)
             except (KeyboardInterrupt, Interrupted):
                 raise
             except UsageError as error:
-                directory.fail(" ".join(str(error).split()) + "\n")
+                directory.fail(one_line(error) + "\n")
                 raise
             except Exception:
                 directory.fail(traceback.format_exc())
                 raise
             finally:
-                display.close()
-            directory.finish(result)
-    return result
+                for display in displays:
+                    display.close()
+            if result is not None:
+                directory.finish(result)
 
 
 def _finished(settings: Settings, out: Path) -> Result | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,26 +17,15 @@ class Interrupted(Exception):
 def collect_signals() -> Iterator[list[int]]:
     """Collect the first SIGINT or SIGTERM in a list instead of stopping; a second signal has its usual effect."""
     received: list[int] = []
-    if not _in_main_thread():
-        yield received
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
-
-    def restore() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    before = {number: handler for number in _STOPPING if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
 
     def collect(number: int, frame: Any) -> None:
         received.append(number)
-        restore()
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
-    for number in handlers:
-        signal.signal(number, collect)
-    try:
+    with _handled_by(collect, *before):
         yield received
-    finally:
-        restore()
 
 
 @contextmanager
@@ -45,18 +34,9 @@ def delay_ctrl_c() -> Iterator[None]:
 
     For imports, as some packages swallow KeyboardInterrupt, and for what must not be left halfway.
     """
-    if not _in_main_thread():
-        yield
-        return
     received: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in handlers:
-        signal.signal(number, lambda number, _: received.append(number))
-    try:
+    with _handled_by(lambda number, _: received.append(number), *_STOPPING):
         yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     if received:
         signal.raise_signal(received[0])
 
@@ -64,35 +44,24 @@ def delay_ctrl_c() -> Iterator[None]:
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGTERM."""
-    if not _in_main_thread():
-        yield
-        return
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    handler = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with _handled_by(interrupt, signal.SIGTERM):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def restoring_signals() -> Iterator[None]:
-    """Undo at the end of the block what a package has done to Ctrl-C, SIGTERM and SIGUSR1."""
-    if not _in_main_thread():
-        yield
-        return
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
-    handlers = {number: signal.getsignal(number) for number in numbers}
+def _handled_by(handler: Callable[[int, Any], Any], *numbers: int) -> Iterator[None]:
+    """Handle signals in the block, if it is in the main thread: Python allows it there alone."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers} if main else {}
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _in_main_thread() -> bool:
-    """Python allows signal handlers in the main thread only."""
-    return threading.current_thread() is threading.main_thread()
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

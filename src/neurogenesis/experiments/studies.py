@@ -1,4 +1,4 @@
-"""The studies: sets of runs, one for each figure and table of the paper, and one on whether growing pays."""
+"""Studies: sets of runs for the figures and tables of the paper, and on whether growing pays."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Study:
 
     title: str
     preset: str | None
-    """The preset of all runs; None if each part says which ones are its."""
+    """The preset of all runs; None if each part names its own."""
     parts: tuple[Choices, ...]
-    """Each part stands for all combinations of its values."""
+    """The runs are all combinations of the values of each part."""
     fixed: Mapping[str, Any]
     """Settings of all runs."""
     seeds: int = 5
     timed: bool = False
-    """Times are compared: runs must not slow each other down."""
+    """Whether times are compared, so that runs must not slow each other down."""
 
     def runs(self, seeds: Sequence[int] | None = None, epochs: int | None = None) -> Iterator[Settings]:
         """The settings of every run, seed by seed."""
@@ -97,7 +97,7 @@ def _pays(
     rates: Sequence[float],
     decays: Sequence[Decay] = ("none", "cosine"),
 ) -> Iterator[Choices]:
-    """Does growing pay on a preset: need from a tiny start, its shapes from scratch, static networks, strategies."""
+    """Whether growing pays on a preset: need, its final shapes from scratch, static networks, other strategies."""
     for rate, decay in product(rates, decays):
         common = {PRESET: (preset,), "learning_rate": (rate,), "decay": (decay,)}
         ends = {"initial": (start,), "maximum": (maximum,)}
@@ -108,7 +108,7 @@ def _pays(
 
 
 def _tabular() -> Iterator[Choices]:
-    """Need, its shapes from scratch and static networks on every table, with small batches and with full ones."""
+    """The strategy need, its final shapes from scratch, and static networks on every table, in two batch sizes."""
     for name, batch in product(get_args(Table), (32, _FULL_BATCH)):
         common = {"table": (name,), "batch": (batch,)}
         yield {**common, "strategy": (NEED,)}
@@ -226,7 +226,7 @@ STUDIES: dict[str, Study] = {
 def select_runs(
     name: str, seeds: Sequence[int] | None = None, epochs: int | None = None, only: Sequence[str] = ("*",)
 ) -> tuple[Study, dict[str, Settings]]:
-    """A study by name, and those of its runs, by name, whose names match one of the patterns; each must match one."""
+    """A study, and its runs whose names match one of the patterns. UsageError if a pattern matches no run."""
     if name not in STUDIES:
         raise unknown_name("study", name, STUDIES)
     study = STUDIES[name]
@@ -241,14 +241,8 @@ def select_runs(
 
 
 def _near(pattern: str, labels: Iterable[str], count: int = 3) -> list[str]:
-    """Names of runs that a pattern may have been meant for, each with one seed only."""
-    fragment = pattern.strip("*")
-
-    def likeness(label: str) -> float:
-        parts = (label[: len(fragment)], label.rpartition("/")[2][: len(fragment)])
-        return max(difflib.SequenceMatcher(None, fragment, part).ratio() for part in parts)
-
+    """Names of runs that resemble a pattern, each with one seed only."""
     by_stem: dict[str, str] = {}
     for label in labels:
         by_stem.setdefault(re.sub(r"seed\d+$", "", label), label)
-    return sorted(by_stem.values(), key=likeness, reverse=True)[:count]
+    return [by_stem[stem] for stem in difflib.get_close_matches(pattern.strip("*"), by_stem, count, cutoff=0)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
@@ -51,7 +52,7 @@ def result_of(settings: Settings, directory: Path) -> Result | None:
 
 
 def with_shape(settings: Settings, directory: Path) -> Settings:
-    """Settings of a shape that the run next to it grew, with its sizes; unchanged if that run is not finished."""
+    """Settings with the shape that the run next to it grew; unchanged if that run is not finished."""
     source = settings.source
     grown = None if source is None else result_of(source, directory.with_name(source.label))
     if grown is None:
@@ -75,15 +76,22 @@ def sweep(
         runs: the settings of each run, by name.
         out: the directory of the runs' directories.
         engine: does the runs, such as `neurogenesis.experiments.engines.pool.pool(workers=2)`.
-        place: what all runs use: data, device and number of threads.
+        place: data, device and number of threads of all runs.
         show: called whenever a run starts or ends.
     """
     finished = [name for name, settings in runs.items() if result_of(with_shape(settings, out / name), out / name)]
-    queue = _Queue({name: runs[name] for name in runs.keys() - set(finished)}, order=runs)
+    waiting = _order({name: runs[name] for name in runs.keys() - set(finished)})
+    places = {name: place for place, name in enumerate(runs)}
+    ready: list[tuple[int, str]] = []  # a heap, so that runs are done in the order of the study
     progress = SweepProgress(len(runs), finished=finished)
 
+    def next_ready() -> str | None:
+        for name in waiting.get_ready():
+            heappush(ready, (places[name], name))
+        return heappop(ready)[1] if ready else None
+
     def next_job() -> Job | None:
-        while (name := queue.pop()) is not None:
+        while (name := next_ready()) is not None:
             settings = with_shape(runs[name], out / name)
             if settings.source is None or settings.shape is not None:
                 (out / name / FAILURE_FILE).unlink(missing_ok=True)
@@ -91,13 +99,13 @@ def sweep(
                 show(progress)
                 return Job(name, settings, out / name)
             progress.failed[name] = _not_run(name, settings, out, progress)
-            queue.release(name)
+            waiting.done(name)
             show(progress)
         return None
 
     def ended(job: Job, reason: str | None) -> None:
         progress.running.remove(job.name)
-        queue.release(job.name)
+        waiting.done(job.name)
         if reason is None:
             progress.finished.append(job.name)
         else:
@@ -110,29 +118,14 @@ def sweep(
     return progress
 
 
-class _Queue:
-    """Runs in their order, but for those that wait for the shape of another one."""
-
-    def __init__(self, runs: Mapping[str, Settings], order: Iterable[str]):
-        self._places = {name: place for place, name in enumerate(order)}
-        self._waiting: dict[str, list[str]] = {}
-        self._ready: list[tuple[int, str]] = []
-        for name, settings in runs.items():
-            source = _source_name(name, settings)
-            if source is not None and source in runs:
-                self._waiting.setdefault(source, []).append(name)
-            else:
-                self._ready.append((self._places[name], name))
-        heapify(self._ready)
-
-    def pop(self) -> str | None:
-        """The first run that waits for no other."""
-        return heappop(self._ready)[1] if self._ready else None
-
-    def release(self, name: str) -> None:
-        """A run has ended: others need not wait for it any more."""
-        for each in self._waiting.pop(name, ()):
-            heappush(self._ready, (self._places[each], each))
+def _order(runs: Mapping[str, Settings]) -> TopologicalSorter[str]:
+    """An order in which a run comes after the run that grows its shape."""
+    order: TopologicalSorter[str] = TopologicalSorter()
+    for name, settings in runs.items():
+        source = _source_name(name, settings)
+        order.add(name, *([source] if source is not None and source in runs else []))
+    order.prepare()
+    return order
 
 
 def _source_name(name: str, settings: Settings) -> str | None:
@@ -141,7 +134,7 @@ def _source_name(name: str, settings: Settings) -> str | None:
 
 
 def _not_run(name: str, settings: Settings, out: Path, progress: SweepProgress) -> str:
-    """Why a run of a shape was not started; also written to its directory."""
+    """Why a run whose shape was not grown is not started; also written to its directory."""
     source = _source_name(name, settings)
     assert source is not None
     why = f"failed: {progress.failed[source]}" if source in progress.failed else "is not finished"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -156,7 +156,7 @@ def gradient_step(training: Training, x: Tensor, y: Tensor, epoch: int) -> Step:
 
 
 def _single(value: float) -> float:
-    """Round to the digits that single precision has."""
+    """Round to single precision."""
     return float(f"{value:.7g}")
 
 
@@ -193,22 +193,28 @@ def train(
     data: Data,
     device: torch.device,
     directory: RunDirectory,
-    display: Display,
-) -> Result:
-    """Train to the end, from the start or from the checkpoint."""
+    displays: Sequence[Display],
+    until: int | None = None,
+) -> Generator[Epoch, None, Result | None]:
+    """Train from the start or from the checkpoint, to the end or to epoch `until`; yields epochs that are saved.
+
+    Returns the result, or None if there are epochs left.
+    """
     x, y = (part.to(device) for part in data.train)
     test = data.test[0].to(device), data.test[1].to(device)
     batches = math.ceil(len(x) / settings.batch)
     steps = batches * settings.epochs
     between_tests = math.ceil(settings.steps_between_tests / batches)  # epochs
+    last = min(until or settings.epochs, settings.epochs)
     initial_widths = training.widths
     checkpoint = directory.load(device)
     if checkpoint is not None:
         training.load(checkpoint)
     losses = [] if checkpoint is None else [line.test_loss for line in directory.epochs()]
-    display.on_start(settings, steps, training.step)
+    for display in displays:
+        display.on_start(settings, steps, training.step)
     with collect_signals() as signals:
-        for epoch in range(training.step // batches + 1, settings.epochs + 1):
+        for epoch in range(training.step // batches + 1, last + 1):
             past = (epoch - 1) % between_tests  # epochs since the latest test
             if past == 0 and settings.patience is not None and _is_over(losses, training.step, settings.patience):
                 break
@@ -220,22 +226,32 @@ def train(
                         f"the loss is {step.loss} at step {step.step}: training diverged; try a lower --learning-rate"
                     )
                 directory.add(step)
-                display.on_step(step)
+                for display in displays:
+                    display.on_step(step)
                 if signals and training.step % batches:
                     directory.save(training.checkpoint())
-                    raise Interrupted(f"stopped at step {training.step} of {steps}")
+                    raise _interrupted(f"step {training.step} of {steps}", directory)
             if past + 1 == between_tests or epoch == settings.epochs:
                 line = _finish_epoch(training, epoch, (past + 1) * len(x), test)
                 losses.append(line.test_loss)
                 directory.add(line)
                 directory.save(training.checkpoint())
-                display.on_epoch(line)
-            elif signals:
+                for display in displays:
+                    display.on_epoch(line)
+                yield line
+            elif signals or epoch == last:
                 directory.save(training.checkpoint())
             if signals and epoch < settings.epochs:
-                raise Interrupted(f"stopped after epoch {epoch} of {settings.epochs}")
+                raise _interrupted(f"epoch {epoch} of {settings.epochs}", directory)
+        else:
+            if last < settings.epochs:
+                return None
     standard_widths = widths_of(settings, 1.0) if isinstance(settings, Convolutional) else None
     return _result(directory.epochs(), initial_widths, standard_widths, training.step)
+
+
+def _interrupted(where: str, directory: RunDirectory) -> Interrupted:
+    return Interrupted(f"stopped after {where}; {directory.path} is saved. The same command resumes it.")
 
 
 def _lowest(losses: Sequence[float | None]) -> float | None:
@@ -244,7 +260,7 @@ def _lowest(losses: Sequence[float | None]) -> float | None:
 
 
 def _is_over(losses: Sequence[float | None], steps: int, patience: float) -> bool:
-    """Whether the lowest test loss was so long ago that there will hardly be a lower one.
+    """Whether the lowest test loss was so long ago that a lower one is unlikely.
 
     Example:
         >>> _is_over([2.0, 1.0, 3.0, 3.0], steps=400, patience=2.5), _is_over([4.0, 3.0, 2.0, 1.0], 400, 2.5)

@@ -18,7 +18,7 @@ class DataError(UsageError):
 class Data:
     """Inputs (float32) and targets, for training and for testing: labels (int64) or real numbers (float32, in columns).
 
-    `classes` is the number of the network's outputs: of classes, or 1.
+    `classes` is the number of the network's outputs: the number of classes, or 1 for regression.
     """
 
     train: tuple[Tensor, Tensor]

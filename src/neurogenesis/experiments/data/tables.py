@@ -1,4 +1,4 @@
-"""Small tables of scikit-learn: some with classes, some with real targets."""
+"""Small tables of scikit-learn, for classification and regression."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ SAMPLES = {"friedman1": 2500, "friedman2": 2500, "friedman3": 2500, "random": 90
 """The number of samples of tables that are generated."""
 NOISE = {"friedman1": 1.0, "friedman2": 125.0, "friedman3": 0.1}
 TRAINED_PART = 0.7
-LEAST_DEVIATION = 0.05  # of an input, relative to its range: those that hardly ever vary are not blown up
+LEAST_DEVIATION = 0.05  # of an input, relative to its range: inputs that hardly vary are not scaled up
 
 
 def table(name: str, seed: int) -> Data:
     """A table by name, divided at random: 70 % for training.
 
     Inputs, and targets that are real numbers, have mean 0 and standard deviation 1 in the training part; inputs that
-    hardly ever vary, such as pixels at the edge of an image, have a smaller one. `random` has targets without any
-    relation to the inputs.
+    hardly ever vary, such as pixels at the edge of an image, have a smaller one. The targets of `random` are
+    unrelated to its inputs.
 
     Args:
         name: diabetes, cancer, wine, friedman1, friedman2, friedman3, digits or random.

@@ -1,18 +1,14 @@
-"""Where the runs of a sweep or a search are done. An engine is one function.
+"""Engines do the runs of a sweep or a search: `pool` on this machine, `ray` on a Ray cluster.
 
-`pool` is the one of this machine, `ray` that of a Ray cluster.
-
-An engine asks for a run whenever it can start one, and says how each ended:
+An engine is one function:
 
     def engine(next_job: NextJob, ended: Ended, place: Place) -> None:
         '''Do jobs until none is running and `next_job` gives none.'''
 
-It calls `next_job()` while it has room. None means that nothing can start now: the answer may be another one after the
-end of a running job, so it asks again then. For each job it calls `ended(job, reason)` once, with None or why it failed
-in one line. Both are called in the thread that called the engine. If it is left by an exception (Ctrl-C among them), it
-asks its runs to save and stop, and waits until they have.
-
-What a run is, which ones there are, what is finished and how progress is shown is none of its business.
+It calls `next_job()` while it has room. None means that nothing can start now; it asks again after a running job has
+ended. For each job it calls `ended(job, reason)` once: the reason is None, or one line on why the job failed. Both
+are called in the thread that called the engine. If an exception (such as Ctrl-C) ends the engine, it asks its runs to
+save and stop, and waits until they have.
 """
 
 from __future__ import annotations
@@ -33,11 +29,13 @@ class Job:
     name: str
     settings: Settings
     directory: Path
+    until: int | None = None
+    """The epoch to stop after, if the rest of the run may not be needed. An engine that ignores it does more work."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What all runs use."""
+    """Data, device and threads of all runs."""
 
     root: Path | None = None
     """The directory of data sets, as in `neurogenesis.experiments.data.load`."""

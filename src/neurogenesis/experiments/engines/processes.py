@@ -1,4 +1,4 @@
-"""Processes that do one run each: how they start, what each does, and why one failed."""
+"""Processes that do one run each: starting them, doing the run, and the reason of a failure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from ...files import replace_file
-from ..errors import UsageError
-from ..presets import settings_from
-from ..record import FAILURE_FILE, LOCK_FILE, LOG_FILE, SETTINGS_FILE
-from ..signals import Interrupted
+from ..errors import UsageError, one_line
+from ..record import FAILURE_FILE, LOCK_FILE, LOG_FILE, SETTINGS_FILE, Epoch
+from ..signals import Interrupted, delay_ctrl_c
 from . import Job, Place
 
 _PRELOADED = ["neurogenesis.experiments.run", "neurogenesis.growing.grower", "torch._dynamo"]  # optimizers need it
@@ -31,7 +29,7 @@ _SOCKET_PATH = 70  # bytes of the directory's path; the path of a socket may hav
 
 
 def worker_context() -> BaseContext:
-    """Fork workers from a process that has already imported what runs need, where the system can do that."""
+    """Fork workers from a process that has imported torch and the training code, where the system supports it."""
     too_long = len(os.fsencode(tempfile.gettempdir())) > _SOCKET_PATH  # where the fork server has its socket
     if "forkserver" not in multiprocessing.get_all_start_methods() or too_long:
         return multiprocessing.get_context("spawn")
@@ -40,34 +38,39 @@ def worker_context() -> BaseContext:
     return context
 
 
-def start_worker(
-    context: BaseContext, job: Job, place: Place, environment: Mapping[str, str] | None = None
-) -> BaseProcess:
-    """Start a process for one run, with additional environment variables."""
-    arguments = (job.settings.record(), job.directory, place, environment or {})
-    process: BaseProcess = context.Process(target=work, args=arguments, daemon=True)  # type: ignore[attr-defined]
+def start_worker(context: BaseContext, job: Job, place: Place) -> BaseProcess:
+    """Start a process for one run."""
+    process: BaseProcess = context.Process(target=work, args=(job, place), daemon=True)  # type: ignore[attr-defined]
     with _ignoring_ctrl_c():
         process.start()
     return process
 
 
-def work(record: dict[str, Any], out: Path, place: Place, environment: Mapping[str, str]) -> None:
+def work(job: Job, place: Place) -> None:
     """Do one run in this process, with its output in a log file."""
-    os.environ.update(environment)  # before torch looks for devices
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    from ..run import run
-
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / LOG_FILE).open("a") as log:
+    job.directory.mkdir(parents=True, exist_ok=True)
+    with (job.directory / LOG_FILE).open("a") as log:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(log.fileno(), stream.fileno())
     try:
-        run(settings_from(record), out, root=place.root, device=place.device, threads=place.threads)
+        for _ in epochs_of(job, place):
+            pass
     except UsageError as error:
-        sys.exit(" ".join(str(error).split()))
+        sys.exit(one_line(error))
     except Interrupted:
         sys.exit(128 + signal.SIGTERM)
+
+
+def epochs_of(job: Job, place: Place) -> Iterator[Epoch]:
+    """Do a job in this process, epoch by epoch."""
+    with delay_ctrl_c():
+        from ..run import run_epochs
+
+    return run_epochs(
+        job.settings, job.directory, root=place.root, device=place.device, threads=place.threads, until=job.until
+    )
 
 
 def _end_with_parent() -> None:

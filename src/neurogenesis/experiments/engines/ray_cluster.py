@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..errors import UsageError
+from ..errors import UsageError, one_line
 from ..files import writing_to
 from . import Place
 from .pool import cores
@@ -31,7 +31,7 @@ _OBJECT_STORE = 128 * 2**20  # bytes, of a local Ray, where nothing is fetched
 
 @dataclass(frozen=True)
 class Request:
-    """What each run needs of a node."""
+    """The resources that each run needs on a node."""
 
     cpus: float = 1
     gpus: float = 0
@@ -56,7 +56,7 @@ class Request:
 
 @contextmanager
 def connected(address: str | None = None) -> Iterator[None]:
-    """Connect to a cluster, by default that of $RAY_ADDRESS, else to a local one that ends with the block.
+    """Connect to a cluster: by default the one at $RAY_ADDRESS, else a local one that ends with the block.
 
     Args:
         address: HOST:PORT of the cluster's head, or "auto" for one that runs on this machine.
@@ -65,7 +65,7 @@ def connected(address: str | None = None) -> Iterator[None]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     local: dict[str, Any] = {}
     if address == "local":
-        os.environ.setdefault("RAY_worker_niceness", "0")  # as that of other engines; Ray's default is 15
+        os.environ.setdefault("RAY_worker_niceness", "0")  # as in other engines; Ray's default is 15
         local = {"num_cpus": cores(), "include_dashboard": False, "object_store_memory": _OBJECT_STORE}
     else:
         _check_address(address)
@@ -80,7 +80,7 @@ def connected(address: str | None = None) -> Iterator[None]:
 
 
 def _check_address(address: str) -> None:
-    """UsageError if no cluster answers. In a process of its own: Ray ends one that cannot connect."""
+    """UsageError if no cluster answers. This is tried in another process, because Ray ends one that cannot connect."""
     if address.startswith("ray://"):
         raise UsageError(
             f"--address {address}: Ray Client is not supported; start the command on a machine of the cluster, "
@@ -113,28 +113,40 @@ def cluster_room(request: Request) -> int:
 
 
 def examine_cluster(out: Path, data: Sequence[str], place: Place, request: Request) -> tuple[Place, bool]:
-    """The place as all nodes see it, and whether they see the directory `out`; UsageError if one cannot do runs.
+    """Examine all nodes: the place with its data directory, and whether every node sees the directory `out`.
+
+    UsageError if a node cannot do runs.
 
     Args:
         out: the directory of all runs.
         data: the data sets with files that they read.
-        place: what all runs use.
+        place: data, device and threads of all runs.
         request: what each run needs of a node.
     """
     cluster_room(request)
-    place = replace(place, root=_root(place.root))
-    return place, _examine_nodes(out, data, place.root, request)
-
-
-def _root(root: Path | None) -> Path | None:
-    """The directory of data sets that this process was told to use; None if it is each node's own default."""
-    told = root or os.environ.get("NEUROGENESIS_DATA")
-    return Path(told).absolute() if told else None
-
-
-def on_this_node() -> NodeAffinitySchedulingStrategy:
-    """Keeps an actor on the node of this process."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    root = place.root or os.environ.get("NEUROGENESIS_DATA")
+    place = replace(place, root=Path(root).absolute() if root else None)  # None is each node's own default
+    nodes = [node for node in alive_nodes() if request.fits(node["Resources"])]
+    marker, content = out.absolute() / f"marker-{secrets.token_hex(8)}", secrets.token_hex(8)
+    with writing_to(out):
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.write_text(content, "utf-8")
+    try:
+        remote = ray.remote(num_cpus=0, max_retries=0)(examine)
+        strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+        reports = [
+            remote.options(scheduling_strategy=each).remote(marker, content, data, place.root) for each in strategies
+        ]
+        found = [_report(report) for report in reports]
+    finally:
+        marker.unlink(missing_ok=True)
+    here, problems = versions(), defaultdict(list)
+    for node, report in zip(nodes, found, strict=True):
+        if problem := _difference(report["versions"], here) or report["problem"]:
+            problems[problem].append(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})")
+    for problem, names in problems.items():
+        raise UsageError(f"node {', '.join(names)} {problem}")
+    return place, all(report["shared"] for report in found)
 
 
 def alive_nodes() -> list[dict[str, Any]]:
@@ -142,39 +154,8 @@ def alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def one_line(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-def _examine_nodes(out: Path, data: Sequence[str], root: Path | None, request: Request) -> bool:
-    """Whether all nodes see the directory of the runs; UsageError if one of them cannot do runs."""
-    nodes = [node for node in alive_nodes() if request.fits(node["Resources"])]
-    marker, content = out.absolute() / f"marker-{secrets.token_hex(8)}", secrets.token_hex(8)
-    with writing_to(out):
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.write_text(content, "utf-8")
-    try:
-        look = ray.remote(num_cpus=0, max_retries=0)(examine)
-        strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-        reports = [look.options(scheduling_strategy=each).remote(marker, content, data, root) for each in strategies]
-        found = [_report(report) for report in reports]
-    finally:
-        marker.unlink(missing_ok=True)
-    here = versions()
-    problems = defaultdict(list)
-    for node, report in zip(nodes, found, strict=True):
-        problem = _difference(report["versions"], here) or report["problem"]
-        if problem:
-            problems[problem].append(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})")
-    if problems:
-        problem, names = next(iter(problems.items()))
-        raise UsageError(f"node {', '.join(names)} {problem}")
-    return all(report["shared"] for report in found)
-
-
 def _report(report: Any) -> dict[str, Any]:
-    """What `examine` found; a node without the package cannot even start it."""
+    """The report of a node; one without the package cannot even start `examine`."""
     try:
         found: dict[str, Any] = ray.get(report)
         return found

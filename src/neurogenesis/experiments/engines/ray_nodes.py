@@ -1,147 +1,78 @@
-"""What the Ray engine does on the nodes of a cluster: examine them, and do a run in a process of its own."""
+"""The part of the Ray engine that is executed on the nodes of a cluster: examining them, and doing runs."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import platform
-import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
 from importlib.metadata import version
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-import ray
 from filelock import FileLock, Timeout
 
-from ..errors import UsageError
-from ..record import LOCK_FILE
+from ..errors import UsageError, one_line
+from ..record import LOCK_FILE, LOG_FILE
+from ..signals import Interrupted
 from . import Job, Place
-from .processes import failure_reason, start_worker, worker_context
-from .transfer import Changes, Part, write_parts
+from .processes import epochs_of, failure_reason
+from .transfer import Files, read_files, write_files
 
-_POLL = 0.25  # seconds between looks at a run
-_LOCKED = 30.0  # seconds until a process that was killed, here or on a lost node, has let go of its directory
-
-
-@dataclass(frozen=True)
-class Started:
-    """The run has a place on a node."""
+_LOCKED = 30.0  # seconds until a process that was killed, here or on a lost node, has released its directory
 
 
-@dataclass(frozen=True)
-class End:
-    """The last news of a run."""
-
-    reason: str | None
-    """Why it failed, or None."""
-    lost: bool = False
-    """Whether it was killed or stopped, and can go on elsewhere."""
-
-
-News = Started | list[Part] | End
-
-
-class Stop:
-    """An actor that tells all runs to save and stop."""
-
-    def __init__(self) -> None:
-        self._asked = asyncio.Event()
-
-    async def asked(self) -> None:
-        """Return when the runs are to stop."""
-        await self._asked.wait()
-
-    async def ask(self) -> None:
-        self._asked.set()
-
-
-def do_run(job: Job, place: Place, parts: Sequence[Part] | None, stop: Any) -> Iterator[News]:
-    """Do a run in a process, and tell what becomes of it.
+def do_run(job: Job, place: Place, files: Files | None) -> Iterator[Files | str | None]:
+    """Do a run; yields its files whenever it is saved, if they are asked for, and then why it failed, or None.
 
     Args:
-        job: the run. Its directory is the driver's.
-        place: what all runs use.
-        parts: the files of the run, if the driver's directory cannot be seen from here; None if it can.
-        stop: the actor `Stop`.
+        job: the run, with its directory on the driver's machine.
+        place: data, device and threads of all runs.
+        files: the files of the run, if the driver's directory is not visible here; None if it is.
     """
-    yield Started()
-    problem = unseen(job, parts)
-    if problem is not None:
-        yield End(problem)
+    if files is None and not job.directory.is_dir():  # this node came after the others were examined
+        yield f"node {platform.node()} does not see {job.directory}: start the command again to fetch what it writes"
         return
-    with directory_here(job, parts) as directory:
-        here = replace(job, directory=directory)
-        changes = Changes(directory)
-        asked = stop.asked.remote()
-        with _without_main():
-            process = start_worker(worker_context(), here, place, dict(os.environ))
-        stopping = False
-        try:
-            while not wait([process.sentinel], _POLL):
-                if not stopping and ray.wait([asked], timeout=0)[0]:
-                    process.terminate()
-                    stopping = True
-                if parts is not None and changes.has_checkpoint():
-                    yield changes.take()
-        finally:
-            ray.cancel(asked)
-            process.terminate()  # nothing, if it has ended
-            process.join()
-        end = _end(directory, process.exitcode or 0)
-        if parts is not None:
-            yield changes.take()
-    yield replace(end, reason=end.reason and end.reason.replace(str(directory), str(job.directory)))
-
-
-def _end(directory: Path, code: int) -> End:
-    """What the exit code of a run means."""
-    if code < 0 or code == 128 + signal.SIGTERM:
-        return End(f"killed by {signal.Signals(-code if code < 0 else signal.SIGTERM).name}", lost=True)
-    return End(failure_reason(directory, code) if code else None)
-
-
-def unseen(job: Job, parts: Sequence[Part] | None) -> str | None:
-    """What is wrong on a node that came after the others were examined, and does not see the driver's directory."""
-    if parts is not None or job.directory.is_dir():
-        return None
-    return f"node {platform.node()} does not see {job.directory}: start the command again to fetch what it writes"
+    with directory_here(job, files) as directory:
+        failed = False
+        with (directory / LOG_FILE).open("a", buffering=1) as log, redirect_stdout(log), redirect_stderr(log):
+            try:
+                for epoch in epochs_of(replace(job, directory=directory), place):
+                    if files is not None and epoch.epoch < job.settings.epochs:
+                        yield read_files(directory)
+            except Interrupted:
+                raise
+            except Exception as error:
+                failed = True
+                if isinstance(error, UsageError):
+                    print(one_line(error), file=sys.stderr)
+                else:
+                    traceback.print_exc()
+        reason = failure_reason(directory, 1) if failed else None
+        if files is not None:
+            yield read_files(directory)
+    yield reason and reason.replace(str(directory), str(job.directory))
 
 
 @contextmanager
-def directory_here(job: Job, parts: Sequence[Part] | None) -> Iterator[Path]:
-    """The directory of a run here: the driver's own, or a temporary copy."""
-    if parts is not None:
+def directory_here(job: Job, files: Files | None) -> Iterator[Path]:
+    """The directory of a run on this node: the driver's own, or a temporary copy."""
+    if files is not None:
         with tempfile.TemporaryDirectory(prefix="neurogenesis-") as temporary:
             directory = Path(temporary) / job.directory.name
-            directory.mkdir()
-            write_parts(directory, parts)
+            write_files(directory, files)
             yield directory
-        return
-    with suppress(Timeout), FileLock(job.directory / LOCK_FILE, timeout=_LOCKED):
-        pass
-    yield job.directory
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Keep a new process from importing the main module of this one, which is Ray's and slow."""
-    main = sys.modules["__main__"].__dict__
-    file = main.pop("__file__", None)
-    try:
-        yield
-    finally:
-        if file is not None:
-            main["__file__"] = file
+    else:
+        with suppress(Timeout), FileLock(job.directory / LOCK_FILE, timeout=_LOCKED):
+            pass
+        yield job.directory
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all nodes."""
+    """The versions that must be the same on all nodes."""
     from ..environment import commit
 
     neurogenesis, source = version("torch-neurogenesis"), commit()
@@ -153,23 +84,19 @@ def versions() -> dict[str, str]:
 
 
 def examine(marker: Path, content: str, data: Sequence[str], root: Path | None) -> dict[str, Any]:
-    """Look at a node: its versions, whether it sees a file of the driver, and what keeps it from doing runs.
+    """Examine a node: its versions, whether it sees a file of the driver, and what keeps it from doing runs.
 
     Args:
         marker: a file in the directory of all runs.
-        content: its content.
+        content: the content of that file.
         data: the data sets that runs need.
         root: the directory of data sets.
     """
-    shared = _read(marker) == content
-    return {"versions": versions(), "shared": shared, "problem": _unwritable(marker, shared) or _unreadable(data, root)}
-
-
-def _read(path: Path) -> str | None:
     try:
-        return path.read_text("utf-8")
+        shared = marker.read_text("utf-8") == content
     except OSError:
-        return None
+        shared = False
+    return {"versions": versions(), "shared": shared, "problem": _unwritable(marker, shared) or _unreadable(data, root)}
 
 
 def _unwritable(marker: Path, shared: bool) -> str | None:
@@ -189,5 +116,5 @@ def _unreadable(data: Sequence[str], root: Path | None) -> str | None:
         for name in data:
             download(name, root)
     except (UsageError, OSError) as error:
-        return f"cannot read its data: {' '.join(str(error).split())}"
+        return f"cannot read its data: {one_line(error)}"
     return None

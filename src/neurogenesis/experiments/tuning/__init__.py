@@ -1,14 +1,12 @@
-"""Searches for settings: what growing must beat.
+"""Searches for settings, which growing is compared with.
 
 ==================  ==========================================================================
-`space`             what is searched, and how a point of it becomes settings
-`choice`            the best result, or the Pareto front
+`space`             the space of a search, and the settings of its points
+`choice`            the goal of a search, and the best result or the Pareto front
 `trials`            trials and their directories
 `directory`         the directory of a search
 `search`            trials that Optuna proposes and an engine does
-`tune`              a search, and the final training of what it chose
-`asha`              the same with Ray Tune, which stops trials that are behind
-`asha_trials`       what that does on the nodes of a cluster
+`tune`              a search, and the final training of the chosen trials
 `against_growing`   searches with several budgets next to grown networks
 ==================  ==========================================================================
 """

@@ -1,7 +1,7 @@
 """Growing or searching: networks that grow once, next to searches for widths with several budgets.
 
-The searches of all seeds go on side by side, each one trial at a time: so a trial depends on those before it alone,
-whatever the number of workers, and the first trials of a search are the whole of one with a smaller budget.
+The searches of all seeds go on side by side, each one trial at a time. So a trial depends only on those before it,
+whatever the number of workers, and the first trials of a search are those of a search with a smaller budget.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..engines import Engine, Job, Place
 from ..errors import UsageError, unknown_name
@@ -21,10 +22,12 @@ from ..studies import NORTH
 from ..sweep import record_study, sweep
 from .choice import Goal
 from .directory import writing_search
-from .search import Search
 from .space import Space
 from .trials import choice
-from .tune import plan_search, record_of, require_sampler
+from .tune import plan_search, record_of, require_optuna
+
+if TYPE_CHECKING:
+    from .search import Search
 
 NAME = "growing-or-searching"
 TITLE = "Growing once, or searching for widths"
@@ -32,46 +35,48 @@ Show = Callable[[SweepProgress], None]
 
 
 @dataclass(frozen=True)
-class Part:
-    """What is done on one preset."""
+class Comparison:
+    """The runs and searches on one preset."""
 
-    preset: str
     grown: dict[str, Settings]
     """By name of the run."""
     spaces: dict[str, Space]
     """By name of the search."""
 
 
-def plan_parts(presets: Sequence[str], seeds: Sequence[int], budgets: Sequence[int], epochs: int | None) -> list[Part]:
+def plan_comparisons(
+    presets: Sequence[str], seeds: Sequence[int], budgets: Sequence[int], epochs: int | None
+) -> list[Comparison]:
     """The runs and searches of each preset: the default strategy, north-select, and a search for each seed."""
     if not budgets or list(budgets) != sorted(set(budgets)):
         raise UsageError("--trials: expected increasing numbers, such as 5 10 20")
-    parts = []
+    comparisons = []
     for preset in dict.fromkeys(presets):
         if preset not in PRESETS:
             raise unknown_name("preset", preset, PRESETS)
         kind = PRESETS[preset]
         usual = [kind(seed=seed, epochs=epochs or kind().epochs) for seed in dict.fromkeys(seeds)]
         grown = [*usual, *(replace(settings, strategy=NORTH[0]) for settings in usual)]
-        parts.append(
-            Part(
-                preset,
+        comparisons.append(
+            Comparison(
                 {f"{preset}/{settings.label}": settings for settings in grown},
                 {f"{preset}/search-seed{each.seed}": plan_search(each, (), Goal(), budgets[0]) for each in usual},
             )
         )
-    return parts
+    return comparisons
 
 
 def compare(
-    parts: Sequence[Part], out: Path, budgets: Sequence[int], engine: Engine, place: Place, show: Show
+    comparisons: Sequence[Comparison], out: Path, budgets: Sequence[int], engine: Engine, place: Place, show: Show
 ) -> dict[str, str]:
     """Do everything that is not done yet; why runs failed, by name."""
-    require_sampler("optuna")
-    record_study(out, NAME, TITLE, {name: each for part in parts for name, each in part.grown.items()})
+    require_optuna()
+    from .search import Search
+
+    record_study(out, NAME, TITLE, {name: settings for each in comparisons for name, settings in each.grown.items()})
     failed: dict[str, str] = {}
     done: list[str] = []
-    total = sum(len(part.grown) + len(part.spaces) * (budgets[-1] + len(budgets)) for part in parts)
+    total = sum(len(each.grown) + len(each.spaces) * (budgets[-1] + len(budgets)) for each in comparisons)
 
     def shown(now: SweepProgress) -> None:
         show(SweepProgress(total, list(now.running), [*done, *now.finished], {**failed, **now.failed}))
@@ -80,15 +85,18 @@ def compare(
         done.extend(progress.finished)
         failed.update(progress.failed)
 
-    for part in parts:
-        keep(sweep(part.grown, out, engine, place, shown))
+    for each in comparisons:
+        keep(sweep(each.grown, out, engine, place, shown))
         with ExitStack() as stack:
-            for name, space in part.spaces.items():
+            for name, space in each.spaces.items():
                 stack.enter_context(writing_search(out / name, record_of(space, Goal(), "optuna", budgets)))
+            tried = SweepProgress(len(each.spaces) * budgets[-1])
             searches = {
-                name: Search(space, out / name, Goal(), budgets[-1], at_once=1) for name, space in part.spaces.items()
+                name: Search(space, out / name, Goal(), budgets[-1], show=shown, at_once=1, progress=tried, name=name)
+                for name, space in each.spaces.items()
             }
-            keep(_side_by_side(searches, engine, place, shown))
+            _side_by_side(searches, engine, place)
+            keep(tried)
             chosen = {
                 f"{name}/{trial.final_name}": trial.final_settings
                 for name, search in searches.items()
@@ -100,34 +108,15 @@ def compare(
     return failed
 
 
-def _side_by_side(searches: dict[str, Search], engine: Engine, place: Place, show: Show) -> SweepProgress:
+def _side_by_side(searches: dict[str, Search], engine: Engine, place: Place) -> None:
     """Do the trials of several searches with one engine."""
-    running: dict[str, Search] = {}
-
-    def progress() -> SweepProgress:
-        every = [(name, search.progress) for name, search in searches.items()]
-        return SweepProgress(
-            sum(each.total for _, each in every),
-            [f"{name}/{trial}" for name, each in every for trial in each.running],
-            [f"{name}/{trial}" for name, each in every for trial in each.finished],
-            {f"{name}/{trial}": reason for name, each in every for trial, reason in each.failed.items()},
-        )
 
     def next_job() -> Job | None:
-        behind = sorted(searches, key=lambda name: len(searches[name].trials))  # so that all end at about the same time
-        for name in behind:
-            search = searches[name]
-            if (job := search.next_job()) is not None:
-                renamed = Job(f"{name}/{job.name}", job.settings, job.directory)
-                running[renamed.name] = search
-                show(progress())
-                return renamed
-        return None
+        behind = sorted(searches.values(), key=lambda search: len(search.trials))  # so that all end at about one time
+        return next((job for search in behind if (job := search.next_job()) is not None), None)
 
     def ended(job: Job, reason: str | None) -> None:
-        running.pop(job.name).ended(Job(job.directory.name, job.settings, job.directory), reason)
-        show(progress())
+        searches[job.name.rpartition("/")[0]].ended(job, reason)
 
     with sigterm_as_ctrl_c():
         engine(next_job, ended, place)
-    return progress()

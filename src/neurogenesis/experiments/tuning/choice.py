@@ -1,4 +1,4 @@
-"""The best of some results, or those on the Pareto front of accuracy and parameters."""
+"""The goal of a search, and the choice among its results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from ..record import Result
 Objective = Literal["accuracy", "pareto"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
+Sampler = Literal["optuna", "asha"]
+"""How trials are proposed: by a model of the results so far, or at random, and those that are behind are stopped early
+(asynchronous successive halving, https://arxiv.org/abs/1810.05934)."""
+
 
 @dataclass(frozen=True)
 class Goal:
-    """What a search looks for."""
+    """The goal of a search."""
 
     objective: str = "accuracy"
     """One of `OBJECTIVES`."""

@@ -17,7 +17,7 @@ from ..record import LOCK_FILE, SEARCH_FILE, SearchRecord
 
 @contextmanager
 def writing_search(out: Path, search: SearchRecord) -> Iterator[None]:
-    """Lock the directory and record what is searched there; UsageError if it holds another search or anything else."""
+    """Lock the directory and record the search in it; UsageError if it holds another search or anything else."""
     with writing_to(out):
         out.mkdir(parents=True, exist_ok=True)
     lock = FileLock(out / LOCK_FILE, timeout=0)

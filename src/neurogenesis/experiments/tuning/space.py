@@ -1,4 +1,4 @@
-"""What is searched: the widths of static networks, or settings by name; and how a point of it becomes settings."""
+"""The space of a search: widths of static networks, or settings by name."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Space:
 
     base: Settings
     widths: Mapping[str, Range] = field(default_factory=dict)
-    """Of the layers of a dense network by name, or the size of a convolutional one."""
+    """The width of each layer of a dense network, or one size for a convolutional network."""
     settings: Mapping[str, Domain] = field(default_factory=dict)
 
     @property
@@ -74,7 +74,7 @@ class Space:
         return {**self.widths, **self.settings}
 
     def at(self, point: Mapping[str, Any]) -> Settings:
-        """The settings of a point: a value for each name."""
+        """The settings of a point, which has a value for each name."""
         changes = {name: point[name] for name in self.settings}
         if self.widths:
             changes[NAMES.shape] = "-".join(_size_text(point[name]) for name in self.widths)
@@ -180,7 +180,7 @@ def _value(text: str, kind: Any, value: str) -> Any:
 
 
 def _check(space: Space, texts: Mapping[str, str]) -> None:
-    """Make the settings of every end and choice once, so that none of them fails only in a trial."""
+    """Try every end and choice once, so that none of them fails only in a trial."""
     usual = {name: domain.examples[0] for name, domain in space.domains.items()}
     for name, text in texts.items():
         for value in space.settings[name].examples:
@@ -197,7 +197,7 @@ def _build(settings: Settings) -> None:
 
 
 def initial_parameters(settings: Settings) -> int:
-    """The number of parameters before training, which is also that of a trained static network."""
+    """The number of parameters before training; static networks keep it."""
     import torch
 
     _, shape, classes = SHAPES[settings.data_set]

@@ -1,4 +1,4 @@
-"""Trials of a search and their directories, and the final training of what is chosen."""
+"""Trials of a search: their directories, results and final trainings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..record import CHOSEN_DIRECTORY, EPOCHS_FILE, FAILURE_FILE, Result
+from ..record import CHOSEN_DIRECTORY, EPOCHS_FILE, FAILURE_FILE, STOPPED_FILE, Result
 from ..run_directory import RunDirectory
 from ..settings import Settings
 from ..sweep import result_of
@@ -18,7 +18,7 @@ class Trial:
     """Settings that are tried."""
 
     name: str
-    """Its directory in that of the search."""
+    """The name of its directory, in the directory of the search."""
     settings: Settings
 
     @property
@@ -34,6 +34,16 @@ class Trial:
     def result(self, out: Path) -> Result | None:
         """The result, if the trial is finished."""
         return result_of(self.settings, out / self.name)
+
+    def is_stopped(self, out: Path) -> bool:
+        """Whether the trial was stopped because others were ahead."""
+        return (out / self.name / STOPPED_FILE).exists()
+
+    def accuracy(self, out: Path) -> float:
+        """The accuracy after the latest epoch."""
+        accuracy = RunDirectory(out / self.name).epochs()[-1].accuracy
+        assert accuracy is not None
+        return accuracy
 
     def failure(self, out: Path) -> str:
         """Why the trial failed, in one line."""
@@ -59,7 +69,7 @@ def trial_name(index: int) -> str:
 
 
 def choice(trials: Sequence[Trial], out: Path, goal: Goal) -> list[Trial]:
-    """What is chosen among trials: the best one, or the front."""
+    """The chosen trials: the best one, or the Pareto front."""
     named = {trial.name: trial for trial in trials}
     results = {name: result for name, trial in named.items() if (result := trial.result(out)) is not None}
     return [named[name] for name in choose(results, goal)]

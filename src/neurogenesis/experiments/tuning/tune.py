@@ -1,4 +1,4 @@
-"""`neurogenesis tune`: check what is asked for, search, and train what is chosen."""
+"""A search: check the request, do the trials, and train the chosen ones on the whole training split."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 from ..engines import HERE, Engine, Place
 from ..errors import UsageError
@@ -16,22 +15,19 @@ from ..record import SearchRecord
 from ..settings import Settings
 from ..signals import sigterm_as_ctrl_c
 from ..sweep import sweep
-from .choice import OBJECTIVES, Goal
+from .choice import OBJECTIVES, Goal, Sampler
 from .directory import record_too_large, writing_search
-from .search import Search
 from .space import Space, initial_parameters, make_space
 from .trials import Trial, choice
 
-Sampler = Literal["optuna", "asha"]
-"""What proposes the trials of a search: Optuna, or chance, with Ray Tune stopping those that are behind."""
-_PACKAGES = {"optuna": ("Optuna", "optuna", "tune"), "asha": ("Ray Tune", "ray.tune", "ray")}
-"""Of each sampler, what it needs, its module and our extra."""
 HOLDOUT = 0.1
 """The fraction of the training split to choose by, where none is set."""
 
 
-def plan_search(settings: Settings, searched: Sequence[str], goal: Goal, trials: int) -> Space:
-    """The space of a search, all of whose trials hold data out; UsageError if nothing can come of it."""
+def plan_search(
+    settings: Settings, searched: Sequence[str], goal: Goal, trials: int, sampler: Sampler = "optuna"
+) -> Space:
+    """The space of a search whose trials hold data out; UsageError if no trial would be valid."""
     if trials < 1:
         raise UsageError(f"--trials: expected a positive number, not {trials}")
     if goal.objective not in OBJECTIVES:
@@ -45,19 +41,20 @@ def plan_search(settings: Settings, searched: Sequence[str], goal: Goal, trials:
     )
     if not goal.allows(smallest):
         raise UsageError(f"--max-parameters {goal.max_parameters}: the smallest network has {smallest}")
+    if sampler == "asha":
+        _check_asha(space, goal)
     return space
 
 
-def require_sampler(sampler: Sampler) -> None:
-    """UsageError if what the sampler needs is not installed."""
-    package, module, extra = _PACKAGES[sampler]
+def require_optuna() -> None:
+    """UsageError if Optuna is not installed."""
     try:
-        import_module(module)
+        import_module("optuna")
     except ImportError:
-        raise UsageError(f"searching needs {package}: pip install 'torch-neurogenesis[{extra}]'") from None
+        raise UsageError("searching needs Optuna: pip install 'torch-neurogenesis[tune]'") from None
 
 
-def check_asha(space: Space, goal: Goal) -> None:
+def _check_asha(space: Space, goal: Goal) -> None:
     """UsageError if trials of such a search cannot be stopped by their accuracy after the same number of epochs."""
     if goal.objective != "accuracy":
         raise UsageError(f"--objective {goal.objective} needs --sampler optuna: ASHA stops trials by accuracy alone")
@@ -68,7 +65,7 @@ def check_asha(space: Space, goal: Goal) -> None:
 
 
 def record_of(space: Space, goal: Goal, sampler: Sampler, budgets: Sequence[int]) -> SearchRecord:
-    """What identifies a search."""
+    """The record that identifies a search."""
     return SearchRecord(
         settings=space.base.record(),
         space={name: str(domain) for name, domain in space.domains.items()},
@@ -81,7 +78,7 @@ def record_of(space: Space, goal: Goal, sampler: Sampler, budgets: Sequence[int]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a search."""
+    """The outcome of a search."""
 
     out: Path
     trials: Sequence[Trial]
@@ -89,7 +86,7 @@ class Outcome:
     failed: Mapping[str, str]
     """Why runs failed, by name."""
     too_large: int
-    """Candidates that were not trained."""
+    """The number of candidates that were not trained."""
 
     @property
     def trial_seconds(self) -> float:
@@ -105,46 +102,36 @@ def tune(
     engine: Engine,
     place: Place = HERE,
     show: Callable[[SweepProgress], None] = lambda progress: None,
+    sampler: Sampler = "optuna",
 ) -> Outcome:
-    """Search with Optuna until there are so many trials, and train what is chosen on the whole training split.
+    """Search with Optuna, and train the chosen trials on the whole training split.
 
     Args:
-        space: what is searched, from `plan_search`.
-        out: the directory of the search; the same call goes on with what is there.
-        goal: what to look for.
-        trials: the number of trials, those that are there included.
+        space: the space, from `plan_search`.
+        out: the directory of the search; a search that is there is resumed.
+        goal: the objective and the limit of parameters.
+        trials: the number of trials, including those of earlier processes.
         engine: does the runs.
-        place: what all runs use: data, device and number of threads.
+        place: data, device and number of threads of all runs.
         show: called whenever a run starts or ends.
+        sampler: how trials are proposed.
     """
-    require_sampler("optuna")
-    with writing_search(out, record_of(space, goal, "optuna", [trials])):
-        search = Search(space, out, goal, trials, show=show)
+    require_optuna()
+    from .search import Search
+
+    with writing_search(out, record_of(space, goal, sampler, [trials])):
+        search = Search(space, out, goal, trials, sampler, show=show)
         try:
             with sigterm_as_ctrl_c():
                 engine(search.next_job, search.ended, place)
         finally:
             record_too_large(out, search.too_large)
-        return train_chosen(out, search.trials[:trials], goal, engine, place, show, search.progress, search.too_large)
+        tried, chosen = search.progress, choice(search.trials[:trials], out, goal)
+        finals = {trial.final_name: trial.final_settings for trial in chosen}
+        total = len(tried.finished) + len(tried.failed) + len(finals)
 
+        def shown(now: SweepProgress) -> None:
+            show(SweepProgress(total, now.running, [*tried.finished, *now.finished], {**tried.failed, **now.failed}))
 
-def train_chosen(
-    out: Path,
-    trials: Sequence[Trial],
-    goal: Goal,
-    engine: Engine,
-    place: Place,
-    show: Callable[[SweepProgress], None],
-    tried: SweepProgress,
-    too_large: int,
-) -> Outcome:
-    """Train what is chosen among trials on the whole training split, and test it."""
-    chosen = choice(trials, out, goal)
-    finals = {trial.final_name: trial.final_settings for trial in chosen}
-    total = len(tried.finished) + len(tried.failed) + len(finals)
-
-    def shown(now: SweepProgress) -> None:
-        show(SweepProgress(total, now.running, [*tried.finished, *now.finished], {**tried.failed, **now.failed}))
-
-    progress = sweep(finals, out, engine, place, shown) if finals else SweepProgress(0)
-    return Outcome(out, trials, chosen, {**tried.failed, **progress.failed}, too_large)
+        progress = sweep(finals, out, engine, place, shown) if finals else SweepProgress(0)
+    return Outcome(out, search.trials[:trials], chosen, {**tried.failed, **progress.failed}, search.too_large)
