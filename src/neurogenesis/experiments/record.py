@@ -19,7 +19,7 @@ A sweep's directory has `study.json` (a `StudyRecord`), a lock, and a directory 
 directory for each trial that was chosen: the same settings, trained on the whole training split.
 
 Each record is declared here once, for the code that writes it and the report that reads it; `parsing` converts it to
-and from JSON. Fields with a default may be missing in files of other versions.
+and from JSON. Fields with a default may be missing or null in files of other versions.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ RUN_FILES = (*REPORTED_FILES, CHECKPOINT_FILE, LOG_FILE, LOCK_FILE)
 
 Sizes = Mapping[str, int]
 """Numbers of neurons by width."""
-Measurements = Mapping[str, float]
-"""Measured values by width."""
+Measurements = Mapping[str, float | None]
+"""Measured values by width; None if one is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,9 @@ class Epoch:
     """Counted from 1."""
     step: int
     """Gradient steps so far."""
-    loss: float | None
+    loss: float | None = None
     """Mean over the training samples since the latest test."""
-    accuracy: float | None
+    accuracy: float | None = None
     """Fraction of test (or held-out) samples classified correctly; of real targets, of the variance explained."""
     test_loss: float | None = None
     """Mean over the same samples."""
