@@ -6,9 +6,9 @@ A report is made from the records on disk alone, in these steps:
 `reading`          finds the records and reads them into the classes of `runs`
 `steps`            summarizes the gradient steps of a run
 `sections`         groups the runs of a study by configuration
-`pays`             compares grown networks with static ones of several sizes
+`against_static`   compares grown networks with static ones of several sizes
 `tables`           tables of a section
-`pays_tables`      tables of such a comparison
+`against_static_tables`  tables of such a comparison
 `searches`         searches for settings next to grown networks
 `searches_tables`  tables of these
 `figures`          figures of a section, a module for each kind
@@ -28,11 +28,11 @@ from pathlib import Path
 
 from ..experiments.errors import UsageError
 from ..files import replace_file
+from .against_static import AgainstStatic, make_against_static
 from .figures import Figure, Palette, against_static, figures, searching
 from .markdown import markdown
 from .names import search_name, slug, strategy_name
 from .page import make_page, tables_of
-from .pays import Comparison, make_comparison
 from .pictures import FORMATS, save
 from .reading import read
 from .runs import Found, Skipped
@@ -60,13 +60,13 @@ def draw(found: Found, out: Path, formats: Sequence[str] = ("html",)) -> list[Pa
             raise UsageError(f"unknown format {form!r}: choose html, md, {', '.join(FORMATS)}")
     budgets = {count for study in found.studies for search in study.searches for count in search.record.budgets}
     palette = Palette.of([*(strategy_name(run.settings) for run in found.runs), *map(search_name, budgets)])
-    drawn: list[tuple[Section | Comparison | Searches, list[Figure]]] = []
+    drawn: list[tuple[Section | AgainstStatic | Searches, list[Figure]]] = []
     for study, name in zip(found.studies, _unique_names(found), strict=True):
         if study.searches:
             searches = make_searches(study, name)
             drawn.append((searches, searching(searches, palette)))
         elif study.against_static:
-            comparison = make_comparison(study, name)
+            comparison = make_against_static(study, name)
             drawn.append((comparison, against_static(comparison, palette)))
         else:
             section = make_section(study, name)

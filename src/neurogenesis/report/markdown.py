@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from .tables import Table
 
@@ -26,10 +26,10 @@ def markdown(tables: Iterable[Table]) -> str:
 
 
 def _rows(table: Table) -> str:
-    texts = [[cell.text for cell in row] for row in table.rows]
-    return "\n".join([_line(table.columns), "|" + "---|" * len(table.columns), *map(_line, texts)])
+    rows = [_line(cell.text for cell in row) for row in table.rows]
+    return "\n".join([_line(table.columns), "|" + "---|" * len(table.columns), *rows])
 
 
-def _line(texts: Sequence[str]) -> str:
+def _line(texts: Iterable[str]) -> str:
     escaped = (" ".join(text.replace("\\", "\\\\").replace("|", "\\|").split()) for text in texts)
     return f"| {' | '.join(escaped)} |"

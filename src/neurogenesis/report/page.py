@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,16 +14,17 @@ from importlib.resources import files
 from typing import Any
 
 import altair as alt
+import pandas as pd
 import vl_convert
 
 from ..experiments.parsing import to_json
 from ..experiments.presets import NAMES
 from ..experiments.record import Environment
+from .against_static import AgainstStatic
+from .against_static_tables import against_static_tables
 from .figures import Figure, Palette
-from .figures.figure import Data, Row
+from .figures.figure import Data
 from .names import format_value, heading
-from .pays import Comparison
-from .pays_tables import comparison_tables
 from .pictures import VEGA_LITE
 from .runs import STATES, Found, Run
 from .searches import Searches
@@ -35,13 +37,13 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-s
 _LONG = 24  # tables with more rows come after the figures
 
 
-Part = Section | Comparison | Searches
-"""A part of the page: the runs of a preset, a comparison with static networks, or searches for settings."""
+Chapter = Section | AgainstStatic | Searches
+"""The runs of a preset, a comparison with static networks, or searches for settings."""
 
 
-def make_page(found: Found, drawn: Sequence[tuple[Part, Sequence[Figure]]], palette: Palette) -> str:
+def make_page(found: Found, drawn: Sequence[tuple[Chapter, Sequence[Figure]]], palette: Palette) -> str:
     """The whole page."""
-    sections = "".join(_part(part, figures, palette, len(drawn) > 1) for part, figures in drawn)
+    sections = "".join(_chapter(chapter, figures, palette, len(drawn) > 1) for chapter, figures in drawn)
     contents = {figure.name: _content(figure) for _, figures in drawn for figure in figures}
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -77,17 +79,17 @@ def _bundle() -> str:
     return bundle
 
 
-def tables_of(part: Part) -> list[Table]:
-    """All tables of a part."""
-    if isinstance(part, Comparison):
-        return comparison_tables(part)
-    if isinstance(part, Searches):
-        return searches_tables(part)
-    cost = cost_table(part)
-    return [results_table(part), *([cost] if cost else [])]
+def tables_of(chapter: Chapter) -> list[Table]:
+    """All tables of a chapter."""
+    if isinstance(chapter, AgainstStatic):
+        return against_static_tables(chapter)
+    if isinstance(chapter, Searches):
+        return searches_tables(chapter)
+    cost = cost_table(chapter)
+    return [results_table(chapter), *([cost] if cost else [])]
 
 
-def _title(drawn: Sequence[tuple[Part, object]]) -> str:
+def _title(drawn: Sequence[tuple[Chapter, object]]) -> str:
     return drawn[0][0].title if len(drawn) == 1 else "Growing networks: report"
 
 
@@ -104,7 +106,7 @@ def _counts(runs: Sequence[Run]) -> str:
     return f'<p>{counts}</p><p class="soft screen">{hints}</p>'
 
 
-def _navigation(drawn: Sequence[tuple[Part, object]], found: Found) -> str:
+def _navigation(drawn: Sequence[tuple[Chapter, object]], found: Found) -> str:
     if len(drawn) == 1:
         return ""
     links = [(section.name, section.title) for section, _ in drawn]
@@ -113,14 +115,14 @@ def _navigation(drawn: Sequence[tuple[Part, object]], found: Found) -> str:
     return f"<nav><ul>{items}</ul></nav>"
 
 
-def _part(part: Part, figures: Sequence[Figure], palette: Palette, several: bool) -> str:
-    title = f"<h2>{escape(part.title)}</h2>" if several else ""
-    if isinstance(part, Section):
-        shown = _section(part, figures, palette)
+def _chapter(chapter: Chapter, figures: Sequence[Figure], palette: Palette, several: bool) -> str:
+    title = f"<h2>{escape(chapter.title)}</h2>" if several else ""
+    if isinstance(chapter, Section):
+        shown = _section(chapter, figures, palette)
     else:
-        first, *others = (_table(table, palette) for table in tables_of(part))
+        first, *others = (_table(table, palette) for table in tables_of(chapter))
         shown = [first, *map(_figure, figures), *others]
-    return f'<section id="{escape(part.name)}">{title}{_missing_runs(part)}{"".join(shown)}</section>'
+    return f'<section id="{escape(chapter.name)}">{title}{_missing_runs(chapter)}{"".join(shown)}</section>'
 
 
 def _section(section: Section, figures: Sequence[Figure], palette: Palette) -> list[str]:
@@ -156,9 +158,9 @@ def _common(section: Section) -> str:
     )
 
 
-def _missing_runs(part: Part) -> str:
-    note = missing_note(part.configurations, limit=0)
-    missing = [run for run in part.runs if run.state != "finished"]
+def _missing_runs(chapter: Chapter) -> str:
+    note = missing_note(chapter.configurations, limit=0)
+    missing = [run for run in chapter.runs if run.state != "finished"]
     if not missing:
         return ""
     items = "".join(f"<li><code>{escape(str(run.path))}</code> {escape(_reason(run))}</li>" for run in missing)
@@ -236,31 +238,34 @@ def _list(values: Sequence[str]) -> str:
     return ", ".join(values) if len(values) <= 3 else f"{values[0]} to {values[-1]}"
 
 
-def _content(figure: Figure) -> Row:
+def _content(figure: Figure) -> dict[str, Any]:
     choices = [{"about": choice.about, "data": _packed(choice.data)} for choice in figure.choices]
     return {"specification": figure.specification, "data": _packed(figure.data), "choices": choices}
 
 
-def _packed(data: Data) -> Row:
+def _packed(data: Data) -> dict[str, Any]:
     """Tables by column, in which each different text occurs only once."""
-    return {name: {"length": len(rows), "columns": _columns(rows)} for name, rows in data.items()}
+    return {name: {"length": len(table), "columns": _columns(table)} for name, table in data.items()}
 
 
-def _columns(rows: Sequence[Row]) -> Row:
-    columns: Row = {}
-    for name in dict.fromkeys(key for row in rows for key in row):
-        values = [row.get(name) for row in rows]
-        if any(isinstance(value, str) for value in values):
-            levels = list(dict.fromkeys(values))
-            indices = {level: index for index, level in enumerate(levels)}
-            columns[name] = {"levels": levels, "values": [indices[value] for value in values]}
-        elif any(value is not None for value in values):
-            columns[name] = {"values": [_shortened(value) for value in values]}
+def _columns(table: pd.DataFrame) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, values in table.items():
+        if values.map(lambda value: isinstance(value, str)).any():
+            indices, levels = pd.factorize(values, use_na_sentinel=False)
+            columns[name] = {
+                "levels": [None if pd.isna(level) else level for level in levels],
+                "values": indices.tolist(),
+            }
+        elif values.notna().any():
+            columns[name] = {"values": [_shortened(value) for value in values.tolist()]}
     return columns
 
 
 def _shortened(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() else value
+    return value
 
 
 def _json(content: object) -> str:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pandas as pd
+
 from ..experiments.errors import UsageError
 from ..experiments.parsing import INVALID, parse
 from ..experiments.record import (
@@ -33,8 +35,8 @@ from ..experiments.record import (
     Step,
     StudyRecord,
 )
+from .against_static import compares_with_static
 from .names import is_static, strategy_name
-from .pays import compares_with_static
 from .runs import STATES, Found, Run, Search, Skipped, State, Study
 from .steps import StepSummary, summarize
 
@@ -300,7 +302,7 @@ def _parse_search(content: Any) -> SearchRecord:
 def _summarize_epochs(epochs: Sequence[Epoch], initial: Sizes, limit: int) -> StepSummary:
     """The sizes after each epoch, where there are no steps; they say nothing about cost."""
     steps = (Step(step=epoch.step, widths=epoch.widths) for epoch in epochs)
-    return replace(summarize(steps, initial, limit), cost=None)
+    return replace(summarize(steps, initial, limit), times=pd.DataFrame())
 
 
 def _last_line(path: Path) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import altair as alt
+import pandas as pd
 
 from ...experiments.presets import NAMES
-from ...experiments.record import Result
 from ..names import heading
 from ..numbers import needs_log_axis, rounded, significant, time_unit
-from ..sections import Configuration, Section, missing_note
-from .figure import Figure, Row
+from ..sections import Configuration, Section, missing_note, table_of
+from .figure import Figure
 from .style import FILL, HIGH, PER_STRATEGY, STROKE, Legend, Palette, layered, small_title, tooltip
 
-Value = Callable[[Result], float]
 SETTINGS = (NAMES.gamma, NAMES.batch, NAMES.learning_rate, NAMES.features)
 """The settings that have a figure of sensitivity."""
 
@@ -26,22 +25,22 @@ def schedules(section: Section, palette: Palette) -> Figure | None:
         return None
     static = [c for c in section.finished if c.strategy == "medium"]
     legend, positions = palette.legend([*grown, *static]), palette.legend(grown).positions
-    unit, seconds = time_unit(max(result.train_seconds for c in grown for result in c.results))
-    measures: list[tuple[str, Value]] = [
-        (f"{section.accuracy}, %", _accuracy),
-        (f"training time, {unit}", lambda result: result.train_seconds / seconds),
-    ]
+    runs = table_of(grown)
+    unit, length = time_unit(runs["seconds"].max())
+    measures = [(f"{section.accuracy}, %", "accuracy", 1.0), (f"training time, {unit}", "seconds", length)]
     kinds = sorted({_schedule(c) for c in grown})
-    data: dict[str, list[Row]] = {}
+    data: dict[str, pd.DataFrame] = {}
     rows = []
-    for title, value in measures:
+    for title, field, scaled in measures:
         columns = []
         static_name = f"static {title}"
-        data[static_name] = _means(static, value)
+        data[static_name] = _means(static, field, length=scaled)
         for kind in kinds:
             some = [c for c in grown if _schedule(c) == kind]
             name, runs_name = f"{kind} {title}", f"{kind} {title} runs"
-            data[name], data[runs_name] = _means(some, value), _each(some, value)
+            data[name] = _means(some, field, length=scaled)
+            each = table_of(some)
+            data[runs_name] = each[["strategy", "seed"]].assign(mean=(each[field] / scaled).map(rounded))
             first, last = title == measures[0][0], title == measures[-1][0]
             x = positions.axis(alt.Axis(labelAngle=-40) if last else alt.Axis(labels=False, ticks=False))
             scale = alt.Scale(zero=False)
@@ -78,16 +77,15 @@ def sensitivity(section: Section, setting: str, palette: Palette) -> Figure | No
     static = [c for c in section.finished if c.static and setting not in c.values]
     legend = palette.legend([*varied, *static])
     groups = list(dict.fromkeys(c.label(without=[setting]) for c in varied))
-    measures: list[tuple[str, Value]] = [(f"{section.accuracy}, %", _accuracy), ("parameters", _size)]
     x = _evenly_spaced(setting, heading(setting), values)
-    data: dict[str, list[Row]] = {}
+    data: dict[str, pd.DataFrame] = {}
     charts: list[alt.LayerChart] = []
     for group in groups:
         some = [c for c in varied if c.label(without=[setting]) == group]
-        for title, value in measures:
+        for title, field in ((f"{section.accuracy}, %", "accuracy"), ("parameters", "parameters")):
             name, reference = f"{group} {title}", f"static {title}"
-            data[name], data[reference] = _means(some, value, setting), _means(static, value)
-            ends = [row[end] for row in _means([*varied, *static], value) for end in ("low", "high")]
+            data[name], data[reference] = _means(some, field, setting), _means(static, field)
+            ends = _means([*varied, *static], field)[["low", "high"]].to_numpy().ravel().tolist()
             log = title == "parameters" and needs_log_axis(ends)
             scale = alt.Scale(
                 type="log" if log else "linear", domain=[min(ends), max(ends)], nice=not log, padding=8 if log else 0
@@ -116,13 +114,13 @@ def features(section: Section, palette: Palette) -> Figure | None:
         return None
     legend = palette.legend(varied)
     x = _evenly_spaced(NAMES.features, heading(NAMES.features), values)
-    data: dict[str, list[Row]] = {}
+    data: dict[str, pd.DataFrame] = {}
     charts: list[alt.LayerChart] = []
     for group in dict.fromkeys(c.label(without=[NAMES.features]) for c in varied):
         some = [c for c in varied if c.label(without=[NAMES.features]) == group]
-        for width in [width for width in section.widths if all(c.has(width) for c in some)]:
+        for width in [width for width in section.widths if all(width in c.widths for c in some)]:
             name = ", ".join(part for part in (group, width) if part)
-            data[name] = _means(some, lambda result, width=width: result.widths[width], NAMES.features)  # type: ignore[misc]
+            data[name] = _means(some, width, NAMES.features)
             y = alt.Y("mean:Q", title="final width" if not charts else None)
             layers = _curve(name, x, y, legend, with_legend=not charts)
             charts.append(layered(*layers, width=250, height=230, title=small_title(name)))
@@ -170,27 +168,19 @@ def _references(name: str, legend: Legend, scale: alt.Scale) -> list[alt.Chart]:
     return [band, line]
 
 
-def _means(configurations: Sequence[Configuration], value: Value, setting: str = "") -> list[Row]:
+def _means(configurations: Sequence[Configuration], field: str, setting: str = "", length: float = 1.0) -> pd.DataFrame:
+    """Means and standard deviations over seeds of a result or a final width, with the value of a setting."""
     rows = []
     for c in configurations:
-        found = c.statistic(value)
-        assert found is not None
-        low = found.low if found.low > 0 else min(map(value, c.results))  # a logarithmic axis has no zero
+        values = (c.results[field] if field in c.results else c.widths[field]) / length
+        mean, sd = values.mean(), values.std() if len(values) > 1 else 0.0
+        low = mean - sd if mean > sd else values.min()  # a logarithmic axis has no zero
         rows.append(
-            {"strategy": c.name, "variant": c.label(), "mean": rounded(found.mean), "low": rounded(low),
-             "high": rounded(found.high), "runs": found.n, "text": significant(found, digits=4)}
+            {"strategy": c.name, "variant": c.label(), "mean": rounded(mean), "low": rounded(low),
+             "high": rounded(mean + sd), "runs": len(values), "text": significant(values, digits=4)}
             | ({setting: c.values[setting]} if setting else {})
         )  # fmt: skip
-    return rows
-
-
-def _each(configurations: Sequence[Configuration], value: Value) -> list[Row]:
-    return [
-        {"strategy": c.name, "seed": run.settings.seed, "mean": rounded(value(run.result))}
-        for c in configurations
-        for run in c.runs
-        if run.result is not None
-    ]
+    return pd.DataFrame(rows)
 
 
 def _evenly_spaced(setting: str, title: str, values: Sequence[float]) -> alt.X:
@@ -208,11 +198,3 @@ def _schedule(configuration: Configuration) -> str:
 def _noun(setting: str) -> str:
     nouns = {NAMES.features: "the number of independent features", NAMES.gamma: "gamma"}
     return nouns.get(setting, f"the {heading(setting)}")
-
-
-def _accuracy(result: Result) -> float:
-    return 100 * result.accuracy
-
-
-def _size(result: Result) -> float:
-    return result.parameters

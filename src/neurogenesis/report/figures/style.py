@@ -97,8 +97,10 @@ class Legend:
 
     def colored(self, data: Data) -> Data:
         """Add a column of colors to all tables with strategies, for charts without the legend."""
-        return {name: [{**row, "color": self.colors[row["strategy"]]} if "strategy" in row else row for row in rows]
-                for name, rows in data.items()}  # fmt: skip
+        return {
+            name: table.assign(color=table["strategy"].map(self.colors)) if "strategy" in table else table
+            for name, table in data.items()
+        }
 
 
 def legend_selection(field: str, values: Sequence[str]) -> alt.Parameter:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import altair as alt
+import pandas as pd
 
-from ..runs import Run
+from ..numbers import evenly
 from ..sections import Configuration, Section, missing_note, panels
-from ..statistics import evenly, statistic
-from ..steps import size_at
-from .curves import BAND, line_and_band, mean_row
-from .figure import Figure, Row
+from .curves import BAND, bands, line_and_band
+from .figure import Figure
 from .style import (
     DEVIATION,
     FILL,
@@ -50,17 +49,17 @@ def _in_neurons(section: Section, configurations: Sequence[Configuration], palet
     width = 560 if with_ends else 370 if len(parts) == 1 else 185
     height = 200 if len(parts) == 1 else 130
     moments = _moments(len(configurations) * len(section.widths))
-    data: dict[str, list[Row]] = {}
+    data: dict[str, pd.DataFrame] = {}
     charts: list[alt.LayerChart] = []
     for label, some in parts:
         for layer in section.widths:
-            having = [c for c in some if c.has(layer)]
+            having = [c for c in some if layer in c.widths]
             if not having:
                 continue
             names = [part for part in (label, layer) if part]
             name, end = ", ".join(names), f"{', '.join(names)} at the end"
-            data[name] = [row for c in having for row in _sizes(c, layer, clock, moments)]
-            data[end] = _ends(having, layer)
+            data[name] = pd.concat([_sizes(c, layer, clock, moments) for c in having])
+            data[end] = pd.concat([_ends(c, layer) for c in having])
             numbers = tooltip("strategy:N", f"{clock.unit}:Q", alt.Tooltip("mean:Q", title="neurons"), DEVIATION)
             x = clock.axis(width)
             y = alt.Y("mean:Q", title="neurons" if with_ends or not charts else None, scale=_NEURONS)
@@ -102,13 +101,11 @@ def _relative(section: Section, growing: Sequence[Configuration]) -> Figure:
     scheme = alt.SchemeParams(name="viridis", extent=[0, 0.88])
     color = alt.Color("layer:O", sort=layers, scale=alt.Scale(domain=layers, scheme=scheme))
     numbers = tooltip("layer:N", f"{clock.unit}:Q", alt.Tooltip("mean:Q", title="relative width"), DEVIATION)
-    data: dict[str, list[Row]] = {"one": [{"one": 1}]}
+    data = {"one": pd.DataFrame({"one": [1]})}
     charts: list[alt.LayerChart] = []
     for c in growing:
         name = ", ".join(part for part in (c.name, c.label()) if part)
-        data[name] = [
-            row for layer in layers if c.has(layer) for row in _sizes(c, layer, clock, moments, relative=True)
-        ]
+        data[name] = pd.concat([_sizes(c, layer, clock, moments, relative=True) for layer in c.widths])
         y = alt.Y("mean:Q", title="relative width" if len(charts) % 3 == 0 else None)
         line = table(name).transform_filter(shown).mark_line(interpolate="step-after", strokeWidth=1.7)
         line = line.encode(x=clock.axis(240), y=y, color=color, tooltip=numbers)
@@ -129,11 +126,11 @@ def _relative_at_the_end(section: Section, growing: Sequence[Configuration], pal
     legend, layers, parts = palette.legend(growing), section.widths, panels(growing)
     beside = alt.XOffset("strategy:N", scale=alt.Scale(domain=legend.names))
     numbers = tooltip("strategy:N", "layer:N", alt.Tooltip("mean:Q", title="relative width"), DEVIATION, "runs:Q")
-    data: dict[str, list[Row]] = {"one": [{"one": 1}]}
+    data = {"one": pd.DataFrame({"one": [1]})}
     charts: list[alt.LayerChart] = []
     for label, some in parts:
         name = label or "widths"
-        data[name] = [_relative_end(c, layer) for c in some for layer in layers if c.has(layer)]
+        data[name] = pd.concat([_relative_ends(c) for c in some])
         axis = alt.Axis(labelAngle=-30) if label == parts[-1][0] else alt.Axis(labels=False, ticks=False)
         x = alt.X("layer:N", title=None, scale=alt.Scale(domain=layers), axis=axis)
         rows = legend.rows(name).encode(x=x, xOffset=beside)
@@ -168,10 +165,11 @@ class _Clock:
         """The axis of a chart of this width in pixels."""
         return self._x.axis(alt.Axis(tickCount=width // 55))
 
-    def time(self, run: Run, fraction: float) -> float:
-        """The step or epoch at a fraction of a run."""
+    def times(self, c: Configuration, fractions: pd.Index) -> pd.Index:
+        """The steps or epochs at fractions of the first run."""
+        run = c.finished[0]
         whole = run.steps.count if self.unit == "step" else run.epochs[-1].epoch if run.epochs else 1
-        return round(fraction * whole, 2)
+        return (fractions * whole).map(lambda time: round(time, 2))
 
 
 def _moments(lines: int) -> int:
@@ -179,39 +177,31 @@ def _moments(lines: int) -> int:
     return max(30, min(_MOST_MOMENTS, _MOST_ROWS // lines))
 
 
-def _sizes(c: Configuration, layer: str, clock: _Clock, moments: int, relative: bool = False) -> list[Row]:
+def _sizes(c: Configuration, layer: str, clock: _Clock, moments: int, relative: bool = False) -> pd.DataFrame:
     """Mean sizes at the moments when one changes; from stretches without a change, only the ends are kept."""
-    units = [run.result.reference_size(layer) if relative and run.result else 1 for run in c.finished]
-    rows: list[Row] = []
-    changes = sorted(
-        {step / run.steps.count for run in c.finished for step, _ in run.steps.changes[layer]} | {0.0, 1.0}
-    )
-    for fraction in [changes[index] for index in evenly(len(changes), 2 * moments)]:
-        pairs = zip(c.finished, units, strict=True)
-        found = statistic([size_at(run.steps.changes[layer], fraction * run.steps.count) / unit for run, unit in pairs])
-        assert found is not None
-        row = mean_row(c, found.mean, found.sd) | ({"layer": layer} if relative else {})
-        if len(rows) > 1 and all(row.items() <= earlier.items() for earlier in rows[-2:]):
-            rows.pop()
-        rows.append(row | {clock.unit: clock.time(c.finished[0], fraction)})
-    return rows
+    runs = []
+    for run, unit in zip(c.finished, c.reference_widths[layer], strict=True):
+        sizes = run.steps.sizes[layer] / (unit if relative else 1)
+        runs.append(sizes.set_axis(sizes.index / run.steps.count))
+    seeds = pd.concat(runs, axis=1)
+    seeds = seeds.reindex(seeds.index.union([0.0, 1.0])).ffill()
+    seeds = seeds.iloc[evenly(len(seeds), 2 * moments)]
+    table = bands(seeds, c)
+    shown = table[["mean", "sd", "low", "high"]].fillna(-1.0)
+    changes = (shown != shown.shift()) | (shown != shown.shift(-1))
+    table = table.assign(**{clock.unit: clock.times(c, seeds.index)})[changes.any(axis=1)]
+    return table.assign(layer=layer) if relative else table
 
 
-def _ends(configurations: Sequence[Configuration], layer: str) -> list[Row]:
-    rows: list[Row] = []
-    for c in configurations:
-        found = c.statistic(lambda result: result.widths[layer])
-        assert found is not None
-        sizes = [(run.settings.seed, run.result.widths[layer]) for run in c.runs if run.result is not None]
-        rows += [{"strategy": c.name, "seed": seed, "mean": size} for seed, size in sizes]
-        rows.append(mean_row(c, found.mean, found.sd))
-    return rows
+def _ends(c: Configuration, layer: str) -> pd.DataFrame:
+    """The size in each run, and the mean over runs, which has no seed."""
+    each = pd.DataFrame({"strategy": c.name, "seed": c.results["seed"], "mean": c.widths[layer]})
+    return pd.concat([each, bands(c.widths[[layer]].T, c)])
 
 
-def _relative_end(c: Configuration, layer: str) -> Row:
-    found = c.statistic(lambda result: result.relative_size(layer))
-    assert found is not None
-    return mean_row(c, found.mean, found.sd) | {"layer": layer, "runs": found.n}
+def _relative_ends(c: Configuration) -> pd.DataFrame:
+    table = bands(c.relative_widths.T, c).rename_axis("layer").reset_index()
+    return table.assign(runs=len(c.finished))
 
 
 def _line_at_one() -> alt.Chart:
