@@ -337,7 +337,7 @@ def test_a_report_has_tables_and_figures_in_all_formats(study: Path, tmp_path: P
     tables = (tmp_path / "pays-small.md").read_text()
     assert tables.count("\n| Need | ") == 4 + 3  # in each setting; over all and for each preset
     page = (tmp_path / "report.html").read_text()
-    assert "Need&#x27;s shape from scratch" in page and f'id="{figure}-in-short"' in page
+    assert "Need&#39;s shape from scratch" in page and f'id="{figure}-in-short"' in page
     assert not report.read([study]).skipped
 
 
