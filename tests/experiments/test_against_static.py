@@ -25,9 +25,8 @@ from neurogenesis.report.against_static import (
 from neurogenesis.report.against_static_tables import differences, losses_table, settings_table, summary_table
 from neurogenesis.report.figures import Palette, against_static
 from neurogenesis.report.figures.figure import rows_of
-from neurogenesis.report.markdown import markdown
 from neurogenesis.report.names import strategy_name
-from neurogenesis.report.tables import Cell, Table
+from neurogenesis.report.tables import Cell, Table, markdown
 from tests import fake_runs as fake
 from tests.runs import here
 

@@ -9,7 +9,7 @@ import msgspec
 
 T = TypeVar("T")
 
-INVALID = (KeyError, TypeError, ValueError)
+INVALID = (TypeError, ValueError)
 """What `parse` and `RecordedSettings` raise if the content is not such a record."""
 
 

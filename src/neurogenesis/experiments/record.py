@@ -197,6 +197,10 @@ class StudyRecord:
     runs: Mapping[str, Mapping[str, Any]]
     """Settings by the name of the run's directory."""
 
+    def __post_init__(self) -> None:
+        for settings in self.runs.values():
+            RecordedSettings(settings)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecord:
@@ -216,6 +220,9 @@ class SearchRecord:
     too_large: int = 0
     """Candidates beyond `max_parameters`, which were not trained."""
 
+    def __post_init__(self) -> None:
+        RecordedSettings(self.settings)
+
 
 class RecordedSettings(Mapping[str, Any]):
     """The content of settings.json, of any version and any preset.
@@ -232,8 +239,8 @@ class RecordedSettings(Mapping[str, Any]):
     def __init__(self, content: Any):
         self._values = dict(content)
         for name, kind in ((NAMES.preset, str), (NAMES.strategy, str), (NAMES.seed, int)):
-            if not isinstance(self._values[name], kind):
-                raise TypeError(f"{name} is {self._values[name]!r}")
+            if not isinstance(self._values.get(name), kind):
+                raise ValueError(f"{name} is {self._values[name]!r}" if name in self._values else f"it has no {name}")
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

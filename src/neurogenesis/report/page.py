@@ -43,20 +43,24 @@ def make_page(found: Found, drawn: Sequence[tuple[Chapter, Sequence[Figure]]], p
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     made_with = f"neurogenesis {version('torch-neurogenesis')}, Altair {alt.__version__}, Vega-Lite {VEGA_LITE[1:]}"
-    return environment.from_string(_asset("page.html")).render(
-        title=drawn[0][0].title if len(drawn) == 1 else "Growing networks: report",
-        counts=_counts(found.runs),
-        chapters=[_content(chapter, figures) for chapter, figures in drawn],
-        colors=palette.colors,
-        skipped=found.skipped,
-        command=shlex.join(["neurogenesis", "report", *map(str, found.paths)]),
-        made_with=made_with,
-        environments=_environments(found.runs),
-        figures=_json({figure.name: _packed_figure(figure) for _, figures in drawn for figure in figures}),
-        style=_asset("page.css"),
-        script=_asset("page.js"),
-        bundle=_bundle(),
-    ).lstrip()
+    return (
+        environment.from_string(_asset("page.html"))
+        .render(
+            title=drawn[0][0].title if len(drawn) == 1 else "Growing networks: report",
+            counts=_counts(found.runs),
+            chapters=[_content(chapter, figures) for chapter, figures in drawn],
+            colors=palette.colors,
+            skipped=found.skipped,
+            command=shlex.join(["neurogenesis", "report", *map(str, found.paths)]),
+            made_with=made_with,
+            environments=_environments(found.runs),
+            figures=_json({figure.name: _packed_figure(figure) for _, figures in drawn for figure in figures}),
+            style=_asset("page.css"),
+            script=_asset("page.js"),
+            bundle=_bundle(),
+        )
+        .lstrip()
+    )
 
 
 def tables_of(chapter: Chapter) -> list[Table]:

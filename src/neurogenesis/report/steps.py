@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
-from ..experiments.record import Sizes, Step
+from ..experiments.record import Epoch, Sizes, Step
 from .numbers import evenly
 
 
@@ -61,6 +61,12 @@ def summarize(steps: Iterable[Step], initial: Sizes, limit: int) -> StepSummary:
         seen = pd.DataFrame({"metric": metric[name], "threshold": threshold[name]}).dropna(subset="metric")
         moments[name] = _moments(sizes[name], seen, last, limit)
     return StepSummary(last, sizes, moments, pd.DataFrame(times, columns=["seconds", "trigger", "initialization"]))
+
+
+def summarize_epochs(epochs: Iterable[Epoch], initial: Sizes, limit: int) -> StepSummary:
+    """The sizes after each epoch, where there are no steps; they say nothing about cost."""
+    steps = (Step(step=epoch.step, widths=epoch.widths) for epoch in epochs)
+    return replace(summarize(steps, initial, limit), times=pd.DataFrame())
 
 
 def _moments(sizes: pd.Series, seen: pd.DataFrame, last: int, limit: int) -> pd.DataFrame:

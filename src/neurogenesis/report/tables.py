@@ -34,6 +34,33 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
 
+def markdown(tables: Iterable[Table]) -> str:
+    """Tables with their titles and captions as Markdown, for documents.
+
+    Example:
+        >>> print(markdown([Table("Results", "Of one run.", ["strategy", "runs"], [[Cell("NeST", 0), Cell("1", 1)]])]))
+        ### Results
+        <BLANKLINE>
+        Of one run.
+        <BLANKLINE>
+        | strategy | runs |
+        |---|---|
+        | NeST | 1 |
+        <BLANKLINE>
+    """
+    texts = []
+    for table in tables:
+        lines = [table.columns, *([cell.text for cell in row] for row in table.rows)]
+        first, *rows = (f"| {' | '.join(map(_escaped, line))} |" for line in lines)
+        rule = "|" + "---|" * len(table.columns)
+        texts.append("\n".join([f"### {table.title}\n\n{table.caption}\n", first, rule, *rows, ""]))
+    return "\n".join(texts)
+
+
+def _escaped(text: str) -> str:
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
+
+
 def make_table(title: str, caption: str, rows: Sequence[Mapping[str, Cell]]) -> Table:
     """A table of rows that have the same columns."""
     return Table(title, caption, list(rows[0]), [list(row.values()) for row in rows])
