@@ -145,12 +145,12 @@ class Setting:
 
     @cached_property
     def compared(self) -> list[Configuration]:
-        """Those that are compared with the curve."""
+        """The networks that are compared with the curve."""
         return [c for c in self.section.finished if c.strategy != SHAPED]
 
     @property
     def grown(self) -> list[Configuration]:
-        """Those that have grown."""
+        """The networks that have grown."""
         return [c for c in self.compared if not is_shape(c.strategy)]
 
     @property
@@ -200,7 +200,7 @@ class Setting:
 
 
 def has_loss(c: Configuration) -> bool:
-    """Whether all runs have a test loss, which those of earlier versions have not."""
+    """Whether all runs have a test loss; runs of earlier versions have none."""
     return bool(c.results["lowest_test_loss"].notna().all())
 
 
@@ -213,7 +213,7 @@ class AgainstStatic:
     """A study that compares grown networks with static ones in several settings."""
 
     name: str
-    """As part of file names."""
+    """The name as part of file names."""
     title: str
     settings: Sequence[Setting]
 

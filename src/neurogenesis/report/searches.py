@@ -82,7 +82,7 @@ class Network(NamedTuple):
 
     result: Result
     seconds: float
-    """Of all training that was necessary, trials included."""
+    """The time of all training that was necessary, trials included."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class Approach:
     """A way to get a network on a preset, with several seeds."""
 
     name: str
-    """In print."""
+    """The name in print."""
     preset: str
     networks: Sequence[Network]
     searched: bool
@@ -108,7 +108,7 @@ class Searches:
     """Searches on one or several presets, and the networks that were grown beside them."""
 
     name: str
-    """As part of file names."""
+    """The name as part of file names."""
     title: str
     searches: Sequence[Search]
     grown: Sequence[Run]

@@ -40,7 +40,7 @@ class Configuration:
     values: Mapping[str, Any]
     """Settings that vary in the section, as far as this strategy uses them."""
     variant: Mapping[str, Any]
-    """Those of them that vary among the runs of this strategy."""
+    """The values that vary among the runs of this strategy."""
     runs: Sequence[Run]
 
     @property
@@ -92,7 +92,7 @@ class Section:
     """A study as the report shows it."""
 
     name: str
-    """As part of file names."""
+    """The name as part of file names."""
     title: str
     accuracy: str
     """The kind of accuracy: of tests or of validation."""

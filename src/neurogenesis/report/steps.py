@@ -19,13 +19,13 @@ class StepSummary:
     count: int = 0
     """Gradient steps."""
     sizes: Mapping[str, pd.Series] = field(default_factory=dict)
-    """By width: its size at the start and after each change, by step."""
+    """For each width, its sizes at the start and after each change, by step."""
     moments: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    """By width and step: what the trigger measured (`metric`, `threshold`), the `size` after the step, the size
-    `before` it if it changed, and how many `changes` the row stands for."""
+    """For each width, a row for each moment, by step: what the trigger measured (`metric`, `threshold`), the `size`
+    after the step, the size `before` it if it changed, and the number of `changes` that the row stands for."""
     times: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """Of each step but the first, which is slower because caches and allocators are cold: seconds in total
-    (`seconds`), of the trigger and of the initialization."""
+    """Seconds of each step, in total (`seconds`), for the trigger and for the initialization. The first step is left
+    out: it is slower, because caches and allocators are cold."""
 
     @property
     def growths(self) -> int:

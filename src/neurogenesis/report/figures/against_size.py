@@ -113,7 +113,7 @@ def _panel(
 
 
 def _front(legend: Legend, field: str) -> alt.Chart:
-    """Those of the shown means that are better than all smaller ones."""
+    """The shown means that are better than all smaller ones."""
     best, better, order = ("max", ">", "descending") if field == "accuracy" else ("min", "<", "ascending")
     sort: Any = [alt.SortField("size", "ascending"), alt.SortField(field, order)]  # type: ignore[arg-type]
 

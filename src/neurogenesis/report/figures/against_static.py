@@ -50,7 +50,7 @@ class _Measure:
     alike: bool = False
     """Whether all settings of a preset have the same axis."""
     difference: bool = False
-    """Whether the difference from the line is told."""
+    """Whether tooltips tell the difference from the line."""
 
 
 def against_static(comparison: AgainstStatic, palette: Palette) -> list[Figure]:

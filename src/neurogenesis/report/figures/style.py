@@ -38,7 +38,7 @@ class Palette:
     """The strategies of a report in order, each with its color."""
 
     colors: Mapping[str, str]
-    """By the strategy's name in print."""
+    """Colors by the name of the strategy in print."""
 
     @classmethod
     def of(cls, strategies: Iterable[str]) -> Palette:
