@@ -93,7 +93,7 @@ class Epoch:
     loss: float | None = None
     """The mean over the training samples since the latest test."""
     accuracy: float | None = None
-    """The fraction of test (or held-out) samples that are classified correctly, or of the variance that is explained."""
+    """The fraction of test (or held-out) samples that are classified correctly, or of the variance explained."""
     test_loss: float | None = None
     """The mean over the same samples."""
     parameters: int = 0
