@@ -13,7 +13,7 @@ import pandas as pd
 from ..numbers import NONE, ellipse, needs_log_axis, plus_minus, rounded, significant, time_unit
 from ..sections import Section, missing_note
 from .figure import Figure
-from .style import FILL, MOST_SHAPES, STROKE, Legend, Palette, layered, tooltip, variant_shapes
+from .style import FILL, MOST_SHAPES, STROKE, Drawing, Legend, Palette, tooltip, variant_shapes
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def against_size(section: Section, palette: Palette) -> Figure | None:
     results = section.results
     if results.groupby("configuration")["parameters"].mean().round().nunique() < 2:
         return None
-    legend = palette.legend(section.finished)
+    drawing = Drawing(palette.legend(section.finished))
     unit, length = time_unit(results["seconds"].max())
     results = results.assign(
         variant=results["variant"].replace("", NONE), size=results["parameters"], time=results["seconds"] / length
@@ -51,23 +51,24 @@ def against_size(section: Section, palette: Palette) -> Figure | None:
     accuracy = _Axis("accuracy", f"{section.accuracy}, %")
     time = _Axis("time", f"training time, {unit}", needs_log_axis(results["time"]))
     axes = (size, accuracy, time)
-    data = {"means": _means(results, axes, unit), "runs": results[["strategy", "variant", "seed"]]}
-    data["runs"] = data["runs"].assign(**{axis.name: results[axis.name].map(rounded) for axis in axes})
-    for axis in (accuracy, time):
-        data[f"{axis.name} ellipses"] = _ellipses(results, size, axis)
-    variants = list(data["means"]["variant"].unique())
+    drawing.tables["means"] = means = _means(results, axes, unit)
+    runs = results[["strategy", "variant", "seed"]]
+    drawing.tables["runs"] = runs.assign(**{axis.name: results[axis.name].map(rounded) for axis in axes})
+    variants = list(means["variant"].unique())
     identity = tooltip("strategy:N", *(["variant:N"] if len(variants) > 1 else []))
     marks: dict[str, Any] = {}
     if len(variants) <= MOST_SHAPES:
-        marks = {"shape": variant_shapes(variants) if len(variants) > 1 else legend.shape}
-    charts = [_panel(size, axis, legend, identity, marks, with_legend=axis is accuracy) for axis in (accuracy, time)]
+        marks = {"shape": variant_shapes(variants) if len(variants) > 1 else drawing.legend.shape}
+    for axis in (accuracy, time):
+        drawing.tables[f"{axis.name} ellipses"] = _ellipses(results, size, axis)
+        drawing.add(*_layers(drawing, size, axis, identity, marks), width=360, height=290)
     return Figure(
         f"{section.name}-accuracy-and-time-against-size",
         f"{section.accuracy.capitalize()} and training time against size",
-        _caption(section, size.log or time.log, data["means"]),
+        _caption(section, size.log or time.log, means),
         missing_note(section.configurations),
-        alt.hconcat(*charts, bounds="flush", spacing=80).resolve_scale(x="shared"),
-        legend.colored(data),
+        alt.hconcat(*drawing.charts, bounds="flush", spacing=80).resolve_scale(x="shared"),
+        drawing.data,
         hint="Point at a mark to see its settings and numbers.",
     )
 
@@ -87,9 +88,9 @@ def _caption(section: Section, log: bool, means: pd.DataFrame) -> str:
     return (seeds if section.several_seeds else "") + front + overlap
 
 
-def _panel(
-    size: _Axis, axis: _Axis, legend: Legend, identity: list[alt.Tooltip], marks: Mapping[str, Any], with_legend: bool
-) -> alt.LayerChart:
+def _layers(
+    drawing: Drawing, size: _Axis, axis: _Axis, identity: list[alt.Tooltip], marks: Mapping[str, Any]
+) -> list[alt.Chart]:
     x = alt.X("size:Q", title=size.title, scale=size.scale, axis=alt.Axis(format="~s", tickCount=6))
     y = alt.Y(f"{axis.name}:Q", title=axis.title, scale=axis.scale)
     numbers = tooltip(
@@ -97,19 +98,17 @@ def _panel(
         alt.Tooltip("size:Q", title=size.title, format=","),
         alt.Tooltip(f"{axis.name}:Q", title=axis.title),
     )
-    front = _front(legend, axis.name).mark_line(color="#222", strokeWidth=1.3, strokeDash=[2, 3])
-    ellipses = legend.rows(f"{axis.name} ellipses").mark_line(strokeWidth=1.3, opacity=0.8)
-    runs = legend.rows("runs").mark_point(filled=True, size=14, opacity=0.45)
-    means = legend.rows("means").mark_point(filled=True, size=90, opacity=1).encode(x=x, y=y, **marks)
+    front = _front(drawing.legend, axis.name).mark_line(color="#222", strokeWidth=1.3, strokeDash=[2, 3])
+    ellipses = drawing.rows(f"{axis.name} ellipses").mark_line(strokeWidth=1.3, opacity=0.8)
+    runs = drawing.rows("runs").mark_point(filled=True, size=14, opacity=0.45)
+    means = drawing.rows("means").mark_point(filled=True, size=90, opacity=1).encode(x=x, y=y, **marks)
     means = means.encode(tooltip=tooltip(*identity, "runs:Q", "accuracy, %:N", "parameters:N", "training time:N"))
-    return layered(
+    return [
         front.encode(x=x, y=y),
         ellipses.encode(x=x, y=y, stroke=STROKE, order=alt.Order("corner:Q"), detail=alt.Detail("of:N")),
         runs.encode(x=x, y=y, fill=FILL, tooltip=[*identity, *numbers]),
-        legend.attach(means) if with_legend else means.encode(fill=FILL),
-        width=360,
-        height=290,
-    )
+        drawing.in_colors(means),
+    ]
 
 
 def _front(legend: Legend, field: str) -> alt.Chart:

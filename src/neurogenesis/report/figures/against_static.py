@@ -17,8 +17,8 @@ from ..against_static import AgainstStatic, Measure, Setting, StaticCurve, has_l
 from ..names import display_name, grown_by, is_shape
 from ..numbers import plus_minus, rounded, signed
 from ..sections import Configuration, missing_note
-from .figure import Figure
-from .style import STROKE, Legend, Palette, layered, small_title, tooltip
+from .figure import Data, Figure
+from .style import STROKE, Drawing, Legend, Palette, tooltip
 
 _SAMPLES = 12  # of the curve, from one size to the next: straight lines of accuracy are bent on the axis of errors
 _FAR_TICKS = (80, 50, 30, 20, 10, 7, 5, 3, 2, 1, 0.7, 0.5, 0.3, 0.2, 0.1)
@@ -100,9 +100,8 @@ def _figure(
     columns: int,
     size: tuple[int, int],
 ) -> Figure:
-    legend = palette.legend([c for setting in settings for c in (*setting.compared, *setting.static)])
-    data: dict[str, pd.DataFrame] = {}
-    charts = []
+    drawing = Drawing(palette.legend([c for setting in settings for c in (*setting.compared, *setting.static)]))
+    data = drawing.tables
     for index, setting in enumerate(settings):
         curve = setting.curve("parameters", measure.of)
         assert curve is not None
@@ -116,15 +115,15 @@ def _figure(
         first_column, last_row = index % columns == 0, index + columns >= len(settings)
         x = _parameters_axis(alike, "parameters" if last_row else None)
         y = measure.axis(alike, f"{measure.title}{measure.unit}" if first_column else None)
-        chart = layered(*_layers(index, measure, legend, x, y, with_legend=index == 0), width=size[0], height=size[1])
-        charts.append(chart.properties(title=small_title(setting.title)))
+        layers = _layers(index, measure, drawing.legend, x, y, with_legend=index == 0)
+        drawing.add(*layers, width=size[0], height=size[1], title=setting.title)
     return Figure(
         name,
         title,
         _caption(measure, settings),
         note,
-        alt.concat(*charts, columns=columns, bounds="flush", spacing={"row": 62, "column": 50}),
-        _styled(data, legend),
+        alt.concat(*drawing.charts, columns=columns, bounds="flush", spacing={"row": 62, "column": 50}),
+        _styled(drawing),
         hint="Point at a mark to see its numbers.",
     )
 
@@ -193,10 +192,10 @@ def _fill(name: str, color: str) -> str:
     return "#ffffff" if grown_by(name) != name else color
 
 
-def _styled(data: dict[str, pd.DataFrame], legend: Legend) -> dict[str, pd.DataFrame]:
-    """Add the columns of colors, for charts without the legend."""
-    fills = {name: _fill(name, color) for name, color in legend.colors.items()}
-    return {name: table.assign(fill=table["strategy"].map(fills)) for name, table in legend.colored(data).items()}
+def _styled(drawing: Drawing) -> Data:
+    """The tables with the columns of colors, for charts without the legend."""
+    fills = {name: _fill(name, color) for name, color in drawing.legend.colors.items()}
+    return {name: table.assign(fill=table["strategy"].map(fills)) for name, table in drawing.data.items()}
 
 
 def _curve(curve: StaticCurve, measure: _Measure) -> pd.DataFrame:

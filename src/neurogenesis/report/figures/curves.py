@@ -18,10 +18,8 @@ from .style import (
     PER_STRATEGY,
     STATIC_DASHED,
     STROKE,
-    Legend,
+    Drawing,
     Palette,
-    layered,
-    small_title,
     tooltip,
 )
 
@@ -35,55 +33,51 @@ def learning_curves(section: Section, palette: Palette) -> Figure | None:
     configurations = [c for c in section.finished if all(len(run.epochs) > 1 for run in c.finished)]
     if not configurations:
         return None
-    legend, parts = palette.legend(configurations), panels(configurations)
+    drawing, parts = Drawing(palette.legend(configurations)), panels(configurations)
     single = len(parts) == 1
     size = {"width": 370, "height": 240} if single else {"width": 235, "height": 160}
     drawn = [(label or "accuracy", some, "accuracy", f"{section.accuracy}, %") for label, some in parts]
     if single:
         drawn.append(("loss", configurations, "loss", "training loss"))
-    data: dict[str, pd.DataFrame] = {}
-    charts: list[alt.LayerChart] = []
     for name, some, field, title in drawn:
         table = pd.concat([_means(c, field) for c in some])
         log = field == "loss" and not table.empty and needs_log_axis(table["mean"])
         if log:  # the axis ends at the smallest mean, and so must the bands
             table["low"] = table["low"].clip(lower=table["mean"].min())
-        data[name] = table
         scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False)
         y = alt.Y("mean:Q", title=title, scale=scale, axis=alt.Axis(tickCount=5) if log else alt.Axis())
         numbers = tooltip("strategy:N", "epoch:Q", alt.Tooltip("mean:Q", title=title), DEVIATION)
         x = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(zero=False))
-        layers = line_and_band(name, x, y, legend, numbers, with_legend=not charts)
-        charts.append(layered(*layers, title=small_title("" if single else name), **size))
+        drawing.add(*line_and_band(drawing, name, table, x, y, numbers), title="" if single else name, **size)
     return Figure(
         f"{section.name}-learning-curves",
         "Learning curves",
         f"{section.accuracy.capitalize()}{' and training loss' if single else ''} after each epoch"
         f"{BAND if section.several_seeds else ''}.",
         missing_note(section.configurations),
-        alt.concat(*charts, columns=2 if single else 3).resolve_scale(y="independent" if single else "shared"),
-        legend.colored(data),
+        alt.concat(*drawing.charts, columns=2 if single else 3).resolve_scale(y="independent" if single else "shared"),
+        drawing.data,
     )
 
 
 def line_and_band(
+    drawing: Drawing,
     name: str,
+    table: pd.DataFrame,
     x: alt.X,
     y: alt.Y,
-    legend: Legend,
     numbers: list[alt.Tooltip],
-    with_legend: bool,
     stepped: bool = False,
 ) -> list[alt.Chart]:
     """Means over seeds as a line, one standard deviation as a band around it."""
-    rows = legend.rows(name)
+    rows = drawing.rows(name, table)
     interpolation: Literal["step-after", "linear"] = "step-after" if stepped else "linear"
     band = rows.transform_filter("isValid(datum.sd)").mark_area(opacity=0.18, interpolate=interpolation)
     line = rows.mark_line(interpolate=interpolation)
     line = line.encode(x=x, y=y, detail=PER_STRATEGY, strokeDash=STATIC_DASHED, tooltip=numbers)
     return [
         band.encode(x=x, y=alt.Y("low:Q", scale=y["scale"]), y2=HIGH, fill=FILL, detail=PER_STRATEGY),
-        legend.attach(line) if with_legend else line.encode(stroke=STROKE),
+        drawing.in_colors(line, STROKE),
     ]
 
 

@@ -16,7 +16,7 @@ from ..searches import Searches, searched_values, trial_number
 from ..sections import missing_note
 from .against_static import round_numbers
 from .figure import Figure
-from .style import FILL, STROKE, Legend, Palette, layered, small_title, tooltip
+from .style import FILL, STROKE, Drawing, Legend, Palette, layered, small_title, tooltip
 
 _TRIALS = "#8a8a8a"
 _SIZE = {"width": 330, "height": 230}
@@ -32,24 +32,21 @@ def growing_or_searching(searches: Searches, palette: Palette) -> Figure | None:
     """Accuracy on the test split against the time of all training, and against parameters; None without approaches."""
     if not searches.approaches:
         return None
-    legend = _legend(palette, [found.name for found in searches.approaches])
+    drawing = Drawing(_legend(palette, [found.name for found in searches.approaches]))
     unit, length = time_unit(max(found.results["seconds"].max() for found in searches.approaches))
-    data: dict[str, pd.DataFrame] = {}
-    charts: list[alt.LayerChart] = []
     for preset in searches.presets:
         approaches = [found for found in searches.approaches if found.preset == preset]
         if not approaches:
             continue
         each = pd.concat([found.results.assign(strategy=found.name) for found in approaches])
         each["seconds"] /= length
-        data[preset] = pd.DataFrame(
-            [_means(strategy, group, unit) for strategy, group in each.groupby("strategy", sort=False)]
-        )
+        groups = each.groupby("strategy", sort=False)
+        drawing.tables[preset] = pd.DataFrame([_means(strategy, group, unit) for strategy, group in groups])
         fields = ["seconds", "parameters", "accuracy"]
-        data[f"{preset} runs"] = pd.concat([each["strategy"], *(each[field].map(rounded) for field in fields)], axis=1)
+        runs = pd.concat([each["strategy"], *(each[field].map(rounded) for field in fields)], axis=1)
+        drawing.tables[f"{preset} runs"] = runs
         for field, title in (("seconds", f"total training time, {unit}"), ("parameters", "parameters")):
-            chart = _approaches(preset, field, title, data[f"{preset} runs"], legend, with_legend=not charts)
-            charts.append(chart.properties(title=small_title(preset)))
+            drawing.add(*_approaches(drawing, preset, _axis(field, title, runs[field])), title=preset, **_SIZE)
     return Figure(
         f"{searches.name}-growing-or-searching",
         "Test accuracy against total training time, and against parameters",
@@ -57,28 +54,24 @@ def growing_or_searching(searches: Searches, palette: Palette) -> Figure | None:
         "search is that of its trials and of the final training of what it chose. The first trials of a search are "
         "those of a shorter one. Horizontal axes are logarithmic where values span more than a factor of ten.",
         missing_note(searches.configurations),
-        alt.concat(*charts, columns=2, spacing=40),
-        legend.colored(data),
+        alt.concat(*drawing.charts, columns=2, spacing=40),
+        drawing.data,
         hint="Point at a mark to see its numbers.",
     )
 
 
-def _approaches(
-    name: str, field: str, title: str, runs: pd.DataFrame, legend: Legend, with_legend: bool
-) -> alt.LayerChart:
-    x = _axis(field, title, runs[field])
+def _approaches(drawing: Drawing, name: str, x: alt.X) -> list[alt.Chart]:
     y = alt.Y("accuracy:Q", title="test accuracy, %", scale=alt.Scale(zero=False, padding=8))
     low = alt.Y("low:Q", scale=y["scale"], title=y["title"])
-    rows, each = legend.rows(name), legend.rows(f"{name} runs")
+    rows, each = drawing.rows(name), drawing.rows(f"{name} runs")
     numbers = tooltip("strategy:N", "seeds:Q", "test accuracy, %:N", "number of parameters:N", "training time:N")
-    means = rows.mark_point(filled=True, size=100, opacity=1).encode(x=x, y=y, shape=legend.shape, tooltip=numbers)
+    means = rows.mark_point(filled=True, size=100, opacity=1)
     bars = rows.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.3)
-    return layered(
+    return [
         each.mark_point(filled=True, size=16, opacity=0.5).encode(x=x, y=y, fill=FILL),
         bars.encode(x=x, y=low, y2=alt.Y2("high:Q"), stroke=STROKE),
-        legend.attach(means) if with_legend else means.encode(fill=FILL),
-        **_SIZE,
-    )
+        drawing.in_colors(means.encode(x=x, y=y, shape=drawing.legend.shape, tooltip=numbers)),
+    ]
 
 
 def front(searches: Searches, palette: Palette) -> Figure | None:
@@ -86,9 +79,7 @@ def front(searches: Searches, palette: Palette) -> Figure | None:
     longest = {id(budget.search): budget for budget in searches.budgets}
     names = {budget.name for budget in longest.values()}
     grown = [found for found in searches.approaches if not found.searched]
-    legend = _legend(palette, [*(found.name for found in grown), *names])
-    data: dict[str, pd.DataFrame] = {}
-    charts: list[alt.LayerChart] = []
+    drawing = Drawing(_legend(palette, [*(found.name for found in grown), *names]))
     for preset in searches.presets:
         budgets = [budget for budget in longest.values() if budget.preset == preset]
         trials = pd.concat([_trials(budget.search) for budget in budgets])
@@ -98,18 +89,16 @@ def front(searches: Searches, palette: Palette) -> Figure | None:
                   for budget in budgets for final in budget.tested]  # fmt: skip
         own = [found.results.assign(strategy=found.name, accuracy=found.results["accuracy"].map(rounded))
                [["strategy", "parameters", "accuracy"]] for found in grown if found.preset == preset]  # fmt: skip
-        data[f"{preset} trials"] = trials
-        data[f"{preset} chosen"] = pd.DataFrame(
+        drawing.tables[f"{preset} trials"] = trials
+        drawing.tables[f"{preset} chosen"] = pd.DataFrame(
             [_point(trial, strategy=budget.name, seed=budget.search.settings.seed)
              for budget in budgets for trial, _ in budget.chosen]
         )  # fmt: skip
-        data[f"{preset} tested"] = pd.concat([pd.DataFrame(tested), *own])
-        x = _axis("parameters", "parameters", pd.concat([trials, data[f"{preset} tested"]])["parameters"])
-        charts.append(
-            _front(preset, x, legend, with_legend=not charts).properties(title=small_title(f"{preset}: trials"))
-        )
-        charts.append(_tested(preset, x, legend).properties(title=small_title(f"{preset}: chosen and grown")))
-    if not charts:
+        drawing.tables[f"{preset} tested"] = points = pd.concat([pd.DataFrame(tested), *own])
+        x = _axis("parameters", "parameters", pd.concat([trials, points])["parameters"])
+        drawing.add(*_front(drawing, preset, x), title=f"{preset}: trials", **_SIZE)
+        drawing.add(_tested(drawing, preset, x), title=f"{preset}: chosen and grown", **_SIZE)
+    if not drawing.charts:
         return None
     return Figure(
         f"{searches.name}-front",
@@ -118,34 +107,30 @@ def front(searches: Searches, palette: Palette) -> Figure | None:
         "no other trial is both smaller and better. Hollow: stopped before the last epoch. Right: on the test split, "
         "after training on the whole training split.",
         missing_note(searches.configurations),
-        alt.concat(*charts, columns=2, spacing=40),
-        legend.colored(data),
+        alt.concat(*drawing.charts, columns=2, spacing=40),
+        drawing.data,
         hint="Point at a mark to see its settings and numbers.",
     )
 
 
-def _front(preset: str, x: alt.X, legend: Legend, with_legend: bool) -> alt.LayerChart:
+def _front(drawing: Drawing, preset: str, x: alt.X) -> list[alt.Chart]:
     y = alt.Y("accuracy:Q", title="validation accuracy, %", scale=alt.Scale(zero=False, padding=8))
     trials = alt.Chart(alt.NamedData(name=f"{preset} trials"))
     numbers = tooltip("trial:N", "seed:N", "settings:N", "state:N", "accuracy:Q", "parameters:Q")
     hollow = alt.condition("datum.state == 'stopped'", alt.value("#ffffff"), alt.value(_TRIALS))
     marks = trials.mark_point(size=32, stroke=_TRIALS, opacity=0.9).encode(x=x, y=y, fill=hollow, tooltip=numbers)
     line = trials.transform_filter("datum.front").mark_line(interpolate="step-after", strokeWidth=1.2, color="#222")
-    chosen = legend.rows(f"{preset} chosen").mark_point(filled=True, size=95, opacity=1)
-    chosen = chosen.encode(x=x, y=y, shape=legend.shape)
-    return layered(
-        line.encode(x=x, y=y, detail=alt.Detail("seed:N")),
-        marks,
-        legend.attach(chosen) if with_legend else chosen.encode(fill=FILL),
-        **_SIZE,
-    )
+    chosen = drawing.rows(f"{preset} chosen").mark_point(filled=True, size=95, opacity=1)
+    chosen = chosen.encode(x=x, y=y, shape=drawing.legend.shape)
+    return [line.encode(x=x, y=y, detail=alt.Detail("seed:N")), marks, drawing.in_colors(chosen)]
 
 
-def _tested(preset: str, x: alt.X, legend: Legend) -> alt.LayerChart:
+def _tested(drawing: Drawing, preset: str, x: alt.X) -> alt.Chart:
     y = alt.Y("accuracy:Q", title="test accuracy, %", scale=alt.Scale(zero=False, padding=8))
-    points = legend.rows(f"{preset} tested").mark_point(filled=True, size=80, opacity=0.9)
+    points = drawing.rows(f"{preset} tested").mark_point(filled=True, size=80, opacity=0.9)
     numbers = tooltip("strategy:N", "seed:N", "accuracy:Q", "parameters:Q")
-    return layered(points.encode(x=x, y=y, fill=FILL, shape=legend.shape, tooltip=numbers), **_SIZE)
+    drawn: alt.Chart = points.encode(x=x, y=y, fill=FILL, shape=drawing.legend.shape, tooltip=numbers)
+    return drawn
 
 
 def history(searches: Searches, palette: Palette) -> Figure | None:

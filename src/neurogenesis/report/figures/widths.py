@@ -16,6 +16,7 @@ from .style import (
     FILL,
     HIGH,
     STROKE,
+    Drawing,
     Legend,
     Palette,
     layered,
@@ -43,32 +44,28 @@ def widths(section: Section, palette: Palette) -> list[Figure]:
 
 
 def _in_neurons(section: Section, configurations: Sequence[Configuration], palette: Palette) -> Figure:
-    legend, clock, parts = palette.legend(configurations), _Clock(section), panels(configurations)
+    drawing, clock, parts = Drawing(palette.legend(configurations)), _Clock(section), panels(configurations)
     # The end of a single run is the end of its line, and many variants leave no room.
     with_ends = len(parts) <= _FEW and sum(len(c.finished) for c in configurations) > 1
     width = 560 if with_ends else 370 if len(parts) == 1 else 185
     height = 200 if len(parts) == 1 else 130
     moments = _moments(len(configurations) * len(section.widths))
-    data: dict[str, pd.DataFrame] = {}
-    charts: list[alt.LayerChart] = []
     for label, some in parts:
         for layer in section.widths:
             having = [c for c in some if layer in c.widths]
             if not having:
                 continue
             names = [part for part in (label, layer) if part]
-            name, end = ", ".join(names), f"{', '.join(names)} at the end"
-            data[name] = pd.concat([_sizes(c, layer, clock, moments) for c in having])
-            data[end] = pd.concat([_ends(c, layer) for c in having])
+            name = ", ".join(names)
+            sizes = pd.concat([_sizes(c, layer, clock, moments) for c in having])
             numbers = tooltip("strategy:N", f"{clock.unit}:Q", alt.Tooltip("mean:Q", title="neurons"), DEVIATION)
-            x = clock.axis(width)
-            y = alt.Y("mean:Q", title="neurons" if with_ends or not charts else None, scale=_NEURONS)
-            lines = line_and_band(name, x, y, legend, numbers, with_legend=not charts, stepped=True)
-            title = small_title(name if with_ends else names)
-            charts.append(layered(*lines, width=width, height=height, title=title))
+            y = alt.Y("mean:Q", title="neurons" if with_ends or not drawing.charts else None, scale=_NEURONS)
+            lines = line_and_band(drawing, name, sizes, clock.axis(width), y, numbers, stepped=True)
+            drawing.add(*lines, width=width, height=height, title=name if with_ends else names)
             if with_ends:
-                marks, beside = _end_marks(end, legend), max(60, 24 * len(legend.names))
-                charts.append(layered(*marks, width=beside, height=height, title=small_title("at the end")))
+                rows = drawing.rows(f"{name} at the end", pd.concat([_ends(c, layer) for c in having]))
+                marks, beside = _end_marks(rows, drawing.legend), max(60, 24 * len(drawing.legend.names))
+                drawing.add(*marks, width=beside, height=height, title="at the end")
     spacing = {"row": 90, "column": 16 if with_ends else 50}
     columns = 2 if with_ends or len(parts) == 1 else 4 if len(section.widths) == 2 else 3
     return Figure(
@@ -77,15 +74,14 @@ def _in_neurons(section: Section, configurations: Sequence[Configuration], palet
         f"Neurons of each layer during training{BAND if section.several_seeds else ''}."
         + (" Right: at the end of training, a dot for each run and a bar at the mean." if with_ends else ""),
         missing_note(section.configurations),
-        alt.concat(*charts, columns=columns, bounds="flush", spacing=spacing).resolve_scale(y="shared"),
-        legend.colored(data),
+        alt.concat(*drawing.charts, columns=columns, bounds="flush", spacing=spacing).resolve_scale(y="shared"),
+        drawing.data,
     )
 
 
-def _end_marks(name: str, legend: Legend) -> list[alt.Chart]:
+def _end_marks(rows: alt.Chart, legend: Legend) -> list[alt.Chart]:
     x = legend.positions.axis(alt.Axis(labels=False, ticks=False))
     y = alt.Y("mean:Q", title=None, axis=alt.Axis(labels=False, ticks=False), scale=_NEURONS)
-    rows = legend.rows(name)
     dots = rows.transform_filter("isValid(datum.seed)").mark_point(filled=True, size=26, opacity=0.6)
     bars = rows.transform_filter("!isValid(datum.seed)").mark_tick(thickness=2.5, size=18)
     neurons = alt.Tooltip("mean:Q", title="neurons")
@@ -123,32 +119,29 @@ def _relative(section: Section, growing: Sequence[Configuration]) -> Figure:
 
 
 def _relative_at_the_end(section: Section, growing: Sequence[Configuration], palette: Palette) -> Figure:
-    legend, layers, parts = palette.legend(growing), section.widths, panels(growing)
-    beside = alt.XOffset("strategy:N", scale=alt.Scale(domain=legend.names))
+    drawing, layers, parts = Drawing(palette.legend(growing)), section.widths, panels(growing)
+    beside = alt.XOffset("strategy:N", scale=alt.Scale(domain=drawing.legend.names))
     numbers = tooltip("strategy:N", "layer:N", alt.Tooltip("mean:Q", title="relative width"), DEVIATION, "runs:Q")
-    data = {"one": pd.DataFrame({"one": [1]})}
-    charts: list[alt.LayerChart] = []
+    drawing.tables["one"] = pd.DataFrame({"one": [1]})
     for label, some in parts:
-        name = label or "widths"
-        data[name] = pd.concat([_relative_ends(c) for c in some])
         axis = alt.Axis(labelAngle=-30) if label == parts[-1][0] else alt.Axis(labels=False, ticks=False)
         x = alt.X("layer:N", title=None, scale=alt.Scale(domain=layers), axis=axis)
-        rows = legend.rows(name).encode(x=x, xOffset=beside)
+        table = pd.concat([_relative_ends(c) for c in some])
+        rows = drawing.rows(label or "widths", table).encode(x=x, xOffset=beside)
         bars = rows.transform_filter("isValid(datum.sd)").mark_rule(strokeWidth=1.5)
         bars = bars.encode(y=alt.Y("low:Q"), y2=HIGH, stroke=STROKE)
         dots = rows.mark_point(filled=True, size=50, opacity=1)
         dots = dots.encode(y=alt.Y("mean:Q", title="relative width"), tooltip=numbers)
-        dots = dots.encode(fill=FILL) if charts else legend.attach(dots)
         height = 230 if len(parts) == 1 else 150
-        charts.append(layered(_line_at_one(), bars, dots, width=800, height=height, title=small_title(label)))
+        drawing.add(_line_at_one(), bars, drawing.in_colors(dots), width=800, height=height, title=label)
     return Figure(
         f"{section.name}-relative-widths-at-the-end",
         "Relative widths at the end of training",
         f"Where the networks have grown: the final size of each layer relative to {section.reference}"
         f"{', mean over seeds with one standard deviation' if section.several_seeds else ''}. The dashed line is at 1.",
         missing_note([c for c in section.configurations if not c.static]),
-        alt.vconcat(*charts).resolve_scale(y="shared"),
-        legend.colored(data),
+        alt.vconcat(*drawing.charts).resolve_scale(y="shared"),
+        drawing.data,
     )
 
 
