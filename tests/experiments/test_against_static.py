@@ -364,6 +364,15 @@ def test_only_studies_with_static_networks_of_several_sizes_have_a_curve() -> No
     )
 
 
+def test_a_study_without_finished_runs_has_a_report(tmp_path: Path) -> None:
+    place = small_study(tmp_path)
+    for path in place.rglob("result.json"):
+        path.unlink()
+    (page, tables) = report.write([place], tmp_path / "out", ["html", "md"])
+    assert "48 of 48 runs are not shown: 48 unfinished" in page.read_text()
+    assert tables.read_text() == ""
+
+
 def test_missing_runs_are_named(tmp_path: Path) -> None:
     absent = ["mnist/staticneed-0.003-2"]
     place = small_study(tmp_path, absent)

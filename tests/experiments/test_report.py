@@ -534,6 +534,18 @@ def test_runs_of_an_unknown_preset_are_drawn(tmp_path: Path) -> None:
     assert one.title == "my-strategy on my-preset" and "timeline" in names_of(one)
 
 
+def test_runs_without_widths_are_drawn(tmp_path: Path) -> None:
+    run = fake.write_run(tmp_path / "run", fake.settings(epochs=3))
+    for name in ("steps.jsonl", "epochs.jsonl"):
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        fake.write_lines(run / name, [line | {"widths": {}} for line in lines])
+    result = json.loads((run / "result.json").read_text())
+    fake.write_json(run / "result.json", result | {"widths": {}, "initial_widths": {}})
+    (one,) = sections_of(tmp_path)
+    assert names_of(one) == [CURVES, TIMELINE]
+    assert report.write([run], tmp_path / "out", ("html", "md"))
+
+
 def test_diverged_runs_are_drawn(tmp_path: Path) -> None:
     run = fake.write_run(tmp_path / "run", fake.settings(epochs=3))
     lines = [json.loads(line) for line in (run / "epochs.jsonl").read_text().splitlines()]

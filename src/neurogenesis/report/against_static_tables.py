@@ -9,9 +9,9 @@ import pandas as pd
 
 from .against_static import AgainstStatic, Difference, Quantity, Setting, has_loss
 from .names import display_name, heading
-from .numbers import NONE, plus_minus, signed
+from .numbers import NONE, signed
 from .sections import Configuration
-from .tables import Cell, Table, make_table, number, seeds, setting_cell
+from .tables import Cell, Table, make_table, mean_cell, number, seeds, setting_cell
 
 _OUTSIDE = " †"
 _FEW = 4  # up to this many widths are shown one by one
@@ -24,7 +24,7 @@ _QUANTITIES: dict[Quantity, str] = {
 def against_static_tables(comparison: AgainstStatic) -> list[Table]:
     """Each strategy over all settings, in each setting, and by its test loss if runs have recorded it."""
     tables = [summary_table(comparison), settings_table(comparison), losses_table(comparison)]
-    return [table for table in tables if table is not None]
+    return [table for table in tables if table is not None and table.rows]
 
 
 def losses_table(comparison: AgainstStatic) -> Table | None:
@@ -183,13 +183,13 @@ def _step_seconds(c: Configuration) -> float:
 
 
 def _results(comparison: AgainstStatic, setting: Setting, c: Configuration) -> dict[str, Cell]:
-    accuracy, sizes = c.results["accuracy"], c.results["parameters"]
+    sizes = c.results["parameters"]
     is_curve = c in setting.static
     ratio = sizes.max() / max(1, sizes.min())
     found = {title: None if is_curve else setting.difference(c, each) for each, title in _QUANTITIES.items()}
     return {
         "seeds": seeds(c),
-        f"{comparison.accuracy}, %": Cell(plus_minus(accuracy, ".2f"), accuracy.mean()),
+        f"{comparison.accuracy}, %": mean_cell(c.results["accuracy"], ".2f"),
         "parameters": number(sizes.mean(), ",.0f"),
         "widths": Cell(_range(c) if len(setting.section.widths) > _FEW else _mean_widths(c), sizes.mean()),
         **{title: _difference(each) for title, each in found.items()},

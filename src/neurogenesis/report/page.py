@@ -105,9 +105,10 @@ def _content(chapter: Chapter, figures: Sequence[Figure]) -> Mapping[str, Any]:
 
 def _in_order(chapter: Chapter, figures: Sequence[Figure]) -> list[Table | Figure]:
     """The tables and figures of a chapter; timelines, which have choices, come last."""
-    first, *others = tables_of(chapter)
+    tables = tables_of(chapter)
     if not isinstance(chapter, Section):
-        return [first, *figures, *others]
+        return [*tables[:1], *figures, *tables[1:]]
+    first, *others = tables
     timelines = [figure for figure in figures if figure.choices]
     rest = [figure for figure in figures if not figure.choices]
     if all(run.settings.epochs == 1 for run in chapter.runs):  # too short for results: a study of cost

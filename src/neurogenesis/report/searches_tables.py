@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from .numbers import NONE, plus_minus, significant, time_unit
+from .numbers import NONE, time_unit
 from .runs import Run
 from .searches import Approach, Searches, searched_values
-from .tables import Cell, Table, make_table, measured, number
+from .tables import Cell, Table, make_table, mean_cell, number, time_cell
 
 
 def searches_tables(searches: Searches) -> list[Table]:
     """Approaches side by side, if networks were grown or there are several seeds, and every search."""
     compared = len(searches.approaches) > len(searches.presets)
-    return [*([approaches_table(searches)] if compared else []), budgets_table(searches)]
+    tables = [*([approaches_table(searches)] if compared else []), budgets_table(searches)]
+    return [table for table in tables if table.rows]
 
 
 def approaches_table(searches: Searches) -> Table:
@@ -20,17 +21,18 @@ def approaches_table(searches: Searches) -> Table:
     rows = []
     for place, found in enumerate(searches.approaches):
         first = next(other for other in searches.approaches if other.preset == found.preset)
-        accuracy, parameters, seconds = (found.results[name] for name in ("accuracy", "parameters", "seconds"))
         rows.append(
             {
                 "approach": Cell(found.name, float(place)),
                 "preset": Cell(found.preset, float(searches.presets.index(found.preset))),
                 "seeds": number(len(found.networks), ""),
-                "test accuracy, %": measured(accuracy, plus_minus(accuracy, ".2f")),
-                "parameters": measured(parameters, plus_minus(parameters)),
-                "widths": Cell(_widths(found), parameters.mean()),
-                f"training time, {unit}": measured(seconds, significant(seconds, 1 / length)),
-                "times as long": number(seconds.mean() / max(first.results["seconds"].mean(), 1e-9), ".1f"),
+                "test accuracy, %": mean_cell(found.results["accuracy"], ".2f"),
+                "parameters": mean_cell(found.results["parameters"], ",.0f"),
+                "widths": Cell(_widths(found), found.results["parameters"].mean()),
+                f"training time, {unit}": time_cell(found.results["seconds"], length),
+                "times as long": number(
+                    found.results["seconds"].mean() / max(first.results["seconds"].mean(), 1e-9), ".1f"
+                ),
             }
         )
     caption = (

@@ -63,12 +63,17 @@ def _escaped(text: str) -> str:
 
 def make_table(title: str, caption: str, rows: Sequence[Mapping[str, Cell]]) -> Table:
     """A table of rows that have the same columns."""
-    return Table(title, caption, list(rows[0]), [list(row.values()) for row in rows])
+    return Table(title, caption, list(rows[0]) if rows else [], [list(row.values()) for row in rows])
 
 
-def measured(values: pd.Series, text: str) -> Cell:
-    """A text about values, sorted by their mean."""
-    return Cell(text, values.mean() if len(values) else -1.0)
+def mean_cell(values: pd.Series, form: str) -> Cell:
+    """The mean of values and their standard deviation."""
+    return Cell(plus_minus(values, form), values.mean() if len(values) else -1.0)
+
+
+def time_cell(seconds: pd.Series, length: float) -> Cell:
+    """The mean of times and their standard deviation, in a unit of this many seconds."""
+    return Cell(significant(seconds, 1 / length), seconds.mean() if len(seconds) else -1.0)
 
 
 def number(value: float | None, form: str) -> Cell:
@@ -94,15 +99,14 @@ def results_table(section: Section) -> Table:
     layers = section.widths
     rows = []
     for place, c in enumerate(section.configurations):
-        accuracy, parameters, seconds = (c.results[name] for name in ("accuracy", "parameters", "seconds"))
         rows.append(
             {
                 **_identity(section, place, c),
                 "runs": seeds(c),
-                f"{section.accuracy}, %": measured(accuracy, plus_minus(accuracy, ".2f")),
-                "parameters": measured(parameters, plus_minus(parameters)),
+                f"{section.accuracy}, %": mean_cell(c.results["accuracy"], ".2f"),
+                "parameters": mean_cell(c.results["parameters"], ",.0f"),
                 **(_each_width(c, layers) if len(layers) <= _FEW else {"relative widths": _relative_widths(c, layers)}),
-                f"training time, {unit}": measured(seconds, significant(seconds, 1 / length)),
+                f"training time, {unit}": time_cell(c.results["seconds"], length),
             }
         )
     caption = "Mean ± standard deviation over seeds." if section.several_seeds else "Results at the end of training."
@@ -121,7 +125,7 @@ def cost_table(section: Section) -> Table | None:
     for place, (c, times) in enumerate(costs):
         row = _identity(section, place, c)
         for part, title in (("seconds", "step"), ("trigger", "trigger"), ("initialization", "initialization")):
-            row[f"{title}, ms"] = measured(times[part], significant(times[part], 1000))
+            row[f"{title}, ms"] = time_cell(times[part], 0.001)
         if small:
             alike = [mean for values, mean in small if all(c.values.get(name) == values[name] for name in values)]
             row["relative to Small static"] = number(times["seconds"].mean() / alike[0] if alike else None, ".2f")
@@ -150,14 +154,12 @@ def _setting(c: Configuration, name: str) -> Cell:
 
 def _each_width(c: Configuration, layers: Iterable[str]) -> dict[str, Cell]:
     form, nothing = ".0f" if len(c.finished) == 1 else ".1f", pd.Series(dtype=float)
-    return {
-        layer: measured(sizes, plus_minus(sizes, form)) for layer in layers for sizes in [c.widths.get(layer, nothing)]
-    }
+    return {layer: mean_cell(c.widths.get(layer, nothing), form) for layer in layers}
 
 
 def _relative_widths(c: Configuration, layers: Sequence[str]) -> Cell:
     means = c.relative_widths.mean().reindex(layers).dropna()
-    return measured(means, " ".join(f"{mean:.2f}" for mean in means))
+    return Cell(" ".join(f"{mean:.2f}" for mean in means), means.mean() if len(means) else -1.0)
 
 
 def _times(c: Configuration) -> pd.DataFrame:

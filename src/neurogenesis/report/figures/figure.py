@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -74,6 +74,12 @@ class Figure:
         heading = {"text": textwrap.wrap(title, 90), "subtitle": subtitle, "subtitleColor": "#555"}
         data = {name: rows_of(frame) for name, frame in (choice or self).data.items()}
         return {**self.specification, "title": heading, "datasets": data}
+
+
+def stacked(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Tables on top of each other; an empty one if there are none."""
+    found = list(tables)
+    return pd.concat(found) if found else pd.DataFrame()
 
 
 def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from ..runs import Run, Search
 from ..searches import Searches, searched_values, trial_number
 from ..sections import missing_note
 from .against_static import round_numbers
-from .figure import Figure
+from .figure import Figure, stacked
 from .style import FILL, STROKE, Drawing, Legend, Palette, layered, small_title, tooltip
 
 _TRIALS = "#8a8a8a"
@@ -82,7 +82,7 @@ def front(searches: Searches, palette: Palette) -> Figure | None:
     drawing = Drawing(_legend(palette, [*(found.name for found in grown), *names]))
     for preset in searches.presets:
         budgets = [budget for budget in longest.values() if budget.preset == preset]
-        trials = pd.concat([_trials(budget.search) for budget in budgets])
+        trials = stacked(_trials(budget.search) for budget in budgets)
         if trials.empty:
             continue
         tested = [_point(final, strategy=budget.name, seed=budget.search.settings.seed)
@@ -220,6 +220,7 @@ def _history(search: Search, length: float) -> pd.DataFrame:
         for run in search.trials
     ]  # fmt: skip
     table = pd.DataFrame(rows, columns=["trial", "trials", "seed", "seconds", "accuracy", "allowed"])
-    best = table["accuracy"].where(table["allowed"].astype(bool)).cummax().ffill()
+    table = table.astype({"accuracy": float, "allowed": bool})
+    best = table["accuracy"].where(table["allowed"]).cummax().ffill()
     table = table.assign(best=best, seconds=table["seconds"].cumsum()).drop(columns="allowed")[best > 0]
     return table.assign(**{name: table[name].map(rounded) for name in ("best", "seconds", "accuracy")})

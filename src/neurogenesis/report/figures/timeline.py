@@ -14,7 +14,7 @@ from ..names import STRATEGY_ORDER, format_value, slug
 from ..numbers import rounded
 from ..runs import Run
 from ..sections import Configuration, Section
-from .figure import Choice, Figure
+from .figure import Choice, Figure, stacked
 from .style import layered, table, tooltip
 
 _KINDS = {"metric": "#0072B2", "threshold": "#D55E00", "neurons": "#8a8a8a", "growth": "#222222"}
@@ -186,12 +186,12 @@ def _epochs(run: Run) -> pd.DataFrame:
 
 
 def _moments(run: Run) -> pd.DataFrame:
-    tables = [
-        moments.rename_axis("step").reset_index().assign(width=name, place=place)
-        for place, (name, moments) in enumerate(run.steps.moments.items())
-    ]
-    table = pd.concat(tables).rename(columns={"changes": "growths"})
-    return table.assign(**{name: table[name].map(_four_digits) for name in ("metric", "threshold")})
+    tables = []
+    for place, (name, moments) in enumerate(run.steps.moments.items()):
+        table = moments.rename_axis("step").reset_index().rename(columns={"changes": "growths"})
+        digits = {each: table[each].map(_four_digits) for each in ("metric", "threshold")}
+        tables.append(table.assign(width=name, place=place, **digits))
+    return stacked(tables)
 
 
 def _four_digits(number: float) -> float:

@@ -10,7 +10,7 @@ import pandas as pd
 from ..numbers import evenly
 from ..sections import Configuration, Section, missing_note, panels
 from .curves import BAND, bands, line_and_band
-from .figure import Figure
+from .figure import Figure, stacked
 from .style import (
     DEVIATION,
     FILL,
@@ -33,10 +33,10 @@ _NEURONS = alt.Scale(zero=True, nice=True)
 
 
 def widths(section: Section, palette: Palette) -> list[Figure]:
-    """The figures of sizes; none if all networks are static or grow on fixed schedules."""
+    """The figures of sizes; none if all networks are static, grow on fixed schedules, or have no widths."""
     configurations = [c for c in section.finished if all(run.steps.count for run in c.finished)]
     growing = [c for c in configurations if not c.static]
-    if all(c.scheduled for c in growing):
+    if all(c.scheduled for c in growing) or not section.widths:
         return []
     if len(section.widths) <= _FEW:
         return [_in_neurons(section, configurations, palette)]
@@ -101,7 +101,7 @@ def _relative(section: Section, growing: Sequence[Configuration]) -> Figure:
     charts: list[alt.LayerChart] = []
     for c in growing:
         name = ", ".join(part for part in (c.name, c.label()) if part)
-        data[name] = pd.concat([_sizes(c, layer, clock, moments, relative=True) for layer in c.widths])
+        data[name] = stacked(_sizes(c, layer, clock, moments, relative=True) for layer in c.widths)
         y = alt.Y("mean:Q", title="relative width" if len(charts) % 3 == 0 else None)
         line = table(name).transform_filter(shown).mark_line(interpolate="step-after", strokeWidth=1.7)
         line = line.encode(x=clock.axis(240), y=y, color=color, tooltip=numbers)
