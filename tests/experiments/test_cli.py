@@ -25,7 +25,7 @@ from neurogenesis.strategies import STRATEGIES
 from tests import fake_runs as fake
 from tests.runs import assert_same_run, command, lines
 
-OPTIONAL = ["altair", "cyclopts", "pooch", "rich", "sklearn", "tensorboard", "torchvision", "vl_convert"]
+OPTIONAL = ["altair", "cyclopts", "pandas", "pooch", "rich", "sklearn", "tensorboard", "torchvision", "vl_convert"]
 
 
 def test_widths_of_a_model_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

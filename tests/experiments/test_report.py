@@ -12,6 +12,7 @@ from typing import Any
 
 import altair as alt
 import numpy as np
+import pandas as pd
 import pytest
 import vl_convert
 from hypothesis import given
@@ -22,15 +23,15 @@ from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.record import Step
 from neurogenesis.experiments.settings import STATIC
 from neurogenesis.report.figures import Palette, figures
-from neurogenesis.report.figures.against_size import _Axis, _front
+from neurogenesis.report.figures.against_size import _front
 from neurogenesis.report.figures.style import Legend
+from neurogenesis.report.numbers import ellipse, evenly, plus_minus, significant
 from neurogenesis.report.pictures import VEGA_LITE, save
 from neurogenesis.report.sections import Section, make_section, missing_note, panels
-from neurogenesis.report.statistics import ellipse, evenly, statistic
 from neurogenesis.report.steps import summarize
 from neurogenesis.report.tables import cost_table, results_table
 from tests import fake_runs as fake
-from tests.experiments.test_pays import small_study as small_comparison
+from tests.experiments.test_against_static import small_study as small_comparison
 
 Studies = Callable[[str], Path]
 FEW = ("north-select", "gradmax", "medium")
@@ -140,33 +141,34 @@ def names_of(one: Section) -> list[str]:
 
 
 def test_mean_and_sample_deviation() -> None:
-    found = statistic([2.0, 4.0, 9.0])
-    assert found is not None
-    assert (found.mean, found.n) == (5.0, 3)
-    assert found.sd == pytest.approx(((9 + 1 + 16) / 2) ** 0.5)
+    assert plus_minus([2.0, 4.0, 9.0], ".3f") == f"5.000 ± {((9 + 1 + 16) / 2) ** 0.5:.3f}"
+    assert significant([20.0, 40.0, 90.0], 0.1) == "5.00 ± 3.61"
 
 
 def test_a_single_value_has_no_deviation() -> None:
-    found = statistic([3.0])
-    assert found is not None and found.sd is None and found.low == found.high == 3.0
-    assert statistic([]) is None
+    assert (plus_minus([3.0], ".1f"), significant([3.0])) == ("3.0", "3.00")
+    assert (plus_minus([]), significant([])) == ("—", "—")
+
+
+def contour(xs: Any, ys: Any, corners: int = 40) -> Any:
+    return ellipse(pd.DataFrame({"x": xs, "y": ys}), corners).to_numpy()
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_ellipse_is_the_contour_of_the_gaussian(seed: int) -> None:
     points = np.random.default_rng(seed).normal(size=(6, 2)) @ np.array([[3.0, 1.0], [0.2, 0.5]]) + [100, 5]
-    contour = np.array(ellipse(points[:, 0].tolist(), points[:, 1].tolist(), corners=400)) - points.mean(0)
+    drawn = contour(points[:, 0], points[:, 1], corners=400) - points.mean(0)
     eigenvalues, axes = np.linalg.eigh(np.cov(points.T))
-    assert np.allclose(((contour @ axes) ** 2 / eigenvalues).sum(1), 1)  # one standard deviation in every direction
-    assert np.allclose(np.abs(contour @ axes).max(0), np.sqrt(eigenvalues), rtol=1e-3)
-    assert np.allclose(contour[0], contour[-1])
+    assert np.allclose(((drawn @ axes) ** 2 / eigenvalues).sum(1), 1)  # one standard deviation in every direction
+    assert np.allclose(np.abs(drawn @ axes).max(0), np.sqrt(eigenvalues), rtol=1e-3)
+    assert np.allclose(drawn[0], drawn[-1])
 
 
 def test_degenerate_ellipses() -> None:
-    assert ellipse([1.0], [2.0]) == []
-    assert {x for x, _ in ellipse([5.0, 5.0], [1.0, 3.0])} == {5.0}
-    assert {y for _, y in ellipse([1.0, 3.0], [5.0, 5.0])} == {5.0}
-    assert set(ellipse([1.0, 1.0], [2.0, 2.0])) == {(1.0, 2.0)}
+    assert len(contour([1.0], [2.0])) == 0
+    assert set(contour([5.0, 5.0], [1.0, 3.0])[:, 0]) == {5.0}
+    assert set(contour([1.0, 3.0], [5.0, 5.0])[:, 1]) == {5.0}
+    assert set(map(tuple, contour([1.0, 1.0], [2.0, 2.0]))) == {(1.0, 2.0)}
 
 
 @pytest.mark.parametrize("best", ["accuracy", "time"])
@@ -180,7 +182,7 @@ def test_the_front_has_the_means_that_no_other_mean_beats(seed: int, best: str) 
     ]
     legend = Legend({"NeST": "#000"})
     scale = alt.Scale(domain=[0, 6])
-    drawn = _front(legend, _Axis(best, "", lambda result: 0.0)).mark_line()
+    drawn = _front(legend, best).mark_line()
     drawn = drawn.encode(x=alt.X("size:Q", scale=scale, axis=None), y=alt.Y(f"{best}:Q", scale=scale, axis=None))
     drawn = drawn.add_params(legend.shown).properties(width=600, height=600, padding=0)
     rows = [{"strategy": "NeST", "size": x, best: y} for x, y in points]
@@ -209,28 +211,33 @@ def stepped(sizes: list[int]) -> Iterator[Step]:
 def test_long_runs_are_thinned_and_keep_every_growth() -> None:
     sizes = [4 + step // 500 for step in range(10_000)]
     found = summarize(stepped(sizes), {"a": 4}, limit=100)
-    grown = [point for point in found.points["a"] if point.before is not None]
-    assert [(point.step, point.before, point.size) for point in grown] == [
+    grown = found.moments["a"].dropna(subset="before")
+    assert list(zip(grown.index, grown["before"], grown["size"], strict=True)) == [
         (500 * n + 1, 3 + n, 4 + n) for n in range(1, 20)
     ]
-    assert len(found.points["a"]) <= 105
+    assert len(found.moments["a"]) <= 105
     assert found.growths == 19 and found.count == 10_000
 
 
 def test_more_growths_than_points_are_merged_without_losing_any() -> None:
     found = summarize(stepped([4 + step for step in range(1000)]), {"a": 4}, limit=50)
-    grown = [point for point in found.points["a"] if point.before is not None]
+    grown = found.moments["a"].dropna(subset="before")
     assert len(grown) <= 50
-    assert sum(point.growths for point in grown) == 999
-    assert [point.before for point in grown] == [4, *(point.size for point in grown[:-1])]
-    assert grown[-1].size == 1003
+    assert grown["changes"].sum() == 999
+    assert grown["before"].tolist() == [4, *grown["size"][:-1]]
+    assert grown["size"].iloc[-1] == 1003
 
 
 def test_dropped_neurons_are_told_from_growth() -> None:
     found = summarize(stepped([4, 6, 6, 5, 7]), {"a": 4}, limit=100)
     assert (found.growths, found.drops) == (2, 1)
-    changes = [(point.before, point.size) for point in found.points["a"] if point.before is not None]
-    assert changes == [(4, 6), (6, 5), (5, 7)]
+    changes = found.moments["a"].dropna(subset="before")
+    assert list(zip(changes["before"], changes["size"], strict=True)) == [(4, 6), (6, 5), (5, 7)]
+
+
+def test_steps_that_are_recorded_twice_count_once() -> None:
+    found = summarize([*stepped([4, 6, 6]), *stepped([4, 6, 6])], {"a": 4}, limit=100)
+    assert (found.count, found.growths, len(found.times)) == (3, 1, 2)
 
 
 def test_a_timeline_marks_dropped_neurons(tmp_path: Path) -> None:
@@ -254,9 +261,8 @@ def test_cost_leaves_the_first_step_out() -> None:
         Step(step=step, widths={}, seconds=seconds, trigger_seconds=trigger, initialization_seconds=initialization)
         for step, (seconds, trigger, initialization) in enumerate(times, 1)
     ]
-    found = summarize(steps, {}, 10).cost
-    assert found is not None
-    assert (found.seconds.mean, found.trigger.mean, found.initialization.mean) == pytest.approx((2.0, 0.2, 0.1))
+    found = summarize(steps, {}, 10).times.mean()
+    assert (found["seconds"], found["trigger"], found["initialization"]) == pytest.approx((2.0, 0.2, 0.1))
 
 
 # --- configurations ----------------------------------------------------------------------------------------
@@ -452,7 +458,7 @@ def test_a_run_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert not found.skipped
     assert (run.state, run.settings.strategy, run.settings.maximum) == ("unfinished", "north-random", 16)
     assert (run.steps.count, run.steps.growths, len(run.epochs)) == (6, 9, 1)
-    assert run.steps.changes["hidden1"][0] == (0, 5) and run.epochs[0].widths == {"hidden1": 10, "hidden2": 9}
+    assert next(run.steps.sizes["hidden1"].items()) == (0, 5) and run.epochs[0].widths == {"hidden1": 10, "hidden2": 9}
     assert report.draw(found, tmp_path) == [tmp_path / "report.html"]
 
 
@@ -526,6 +532,18 @@ def test_runs_of_an_unknown_preset_are_drawn(tmp_path: Path) -> None:
     fake.write_run(tmp_path / "run", fake.settings("my-preset", "my-strategy", epochs=2))
     (one,) = sections_of(tmp_path)
     assert one.title == "my-strategy on my-preset" and "timeline" in names_of(one)
+
+
+def test_runs_without_widths_are_drawn(tmp_path: Path) -> None:
+    run = fake.write_run(tmp_path / "run", fake.settings(epochs=3))
+    for name in ("steps.jsonl", "epochs.jsonl"):
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        fake.write_lines(run / name, [line | {"widths": {}} for line in lines])
+    result = json.loads((run / "result.json").read_text())
+    fake.write_json(run / "result.json", result | {"widths": {}, "initial_widths": {}})
+    (one,) = sections_of(tmp_path)
+    assert names_of(one) == [CURVES, TIMELINE]
+    assert report.write([run], tmp_path / "out", ("html", "md"))
 
 
 def test_diverged_runs_are_drawn(tmp_path: Path) -> None:

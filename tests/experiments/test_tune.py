@@ -400,10 +400,10 @@ def test_the_history_never_falls_and_ends_at_the_best(six: Outcome) -> None:
 
     (study,) = read([six.out]).studies
     rows = _history(study.searches[0], 1.0)
-    best = [row["best"] for row in rows]
+    best = rows["best"].tolist()
     assert best == sorted(best) and len(best) == 6
     assert best[-1] == pytest.approx(100 * max(result.accuracy for result in results(six).values()), rel=1e-4)
-    assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
+    assert rows["seconds"].tolist() == sorted(rows["seconds"])
 
 
 def test_growing_is_compared_with_searches_of_several_budgets(tmp_path: Path) -> None:

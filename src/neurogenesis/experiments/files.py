@@ -10,14 +10,14 @@ from typing import Any
 
 from ..files import replace_file
 from .errors import UsageError
-from .parsing import INVALID, T, parse
+from .parsing import INVALID, T, from_json, parse
 from .record import CHECKPOINT_FILE, STUDY_FILE
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, or None if the file does not exist."""
     try:
-        content = json.loads(path.read_text())
+        content = from_json(path.read_text())
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -37,7 +37,7 @@ def read_record(path: Path, kind: type[T], what: str) -> T | None:
     try:
         return parse(kind, content)
     except INVALID as error:
-        raise damaged(path, f"is not {what} ({type(error).__name__}: {error})") from error
+        raise damaged(path, f"is not {what} ({error})") from error
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -19,7 +19,7 @@ A sweep's directory has `study.json` (a `StudyRecord`), a lock, and a directory 
 directory for each trial that was chosen: the same settings, trained on the whole training split.
 
 Each record is declared here once, for the code that writes it and the report that reads it; `parsing` converts it to
-and from JSON. Fields with a default may be missing in files of other versions.
+and from JSON. Fields with a default may be missing or null in files of other versions.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ RUN_FILES = (*REPORTED_FILES, CHECKPOINT_FILE, LOG_FILE, LOCK_FILE)
 
 Sizes = Mapping[str, int]
 """Numbers of neurons by width."""
-Measurements = Mapping[str, float]
-"""Measured values by width."""
+Measurements = Mapping[str, float | None]
+"""Measured values by width; None if one is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,19 +63,19 @@ class Step:
 
     epoch: int = 0
     step: int
-    """Counted from 1."""
+    """The number of the step, from 1."""
     loss: float | None = None
-    """Of the batch, before the step."""
+    """The loss of the batch, before the step."""
     parameters: int = 0
-    """Of the whole network, after growth."""
+    """The number of parameters of the whole network, after growth."""
     widths: Sizes
-    """After growth."""
+    """The sizes after growth."""
     metric: Measurements = field(default_factory=dict)
     """What the trigger measured, for each width that it looked at."""
     threshold: Measurements = field(default_factory=dict)
     """What the metric was compared with."""
     seconds: float = 0.0
-    """Of the whole step, growth included."""
+    """The time of the whole step, growth included."""
     trigger_seconds: float = 0.0
     """Part of `seconds`: asking the trigger, after the optimizer's step."""
     initialization_seconds: float = 0.0
@@ -87,15 +87,15 @@ class Epoch:
     """A pass through the training data, or several of a small one, and the test after it."""
 
     epoch: int
-    """Counted from 1."""
+    """The number of the epoch, from 1."""
     step: int
     """Gradient steps so far."""
-    loss: float | None
-    """Mean over the training samples since the latest test."""
-    accuracy: float | None
-    """Fraction of test (or held-out) samples classified correctly; of real targets, of the variance explained."""
+    loss: float | None = None
+    """The mean over the training samples since the latest test."""
+    accuracy: float | None = None
+    """The fraction of test (or held-out) samples that are classified correctly, or of the variance explained."""
     test_loss: float | None = None
-    """Mean over the same samples."""
+    """The mean over the same samples."""
     parameters: int = 0
     widths: Sizes
     train_seconds: float = 0.0
@@ -109,20 +109,20 @@ class Result:
     """The outcome of a finished run."""
 
     accuracy: float
-    """After the last epoch, like the following five."""
+    """This and the following five are measured after the last epoch."""
     loss: float | None = None
     test_loss: float | None = None
     parameters: int
     widths: Sizes
     initial_widths: Sizes
     standard_widths: Sizes | None = None
-    """Of the standard network, where the preset has one."""
+    """The sizes in the standard network, where the preset has one."""
     steps: int = 0
     """Gradient steps."""
     lowest_test_loss: float | None = None
-    """Of all epochs."""
+    """The lowest test loss after any epoch."""
     train_seconds: float
-    """Over all epochs, like the following three."""
+    """This and the following three are sums over all epochs."""
     trigger_seconds: float = 0.0
     initialization_seconds: float = 0.0
     test_seconds: float = 0.0
@@ -146,9 +146,9 @@ class Environment:
     """Where a run was trained: everything besides its settings that may affect the result."""
 
     neurogenesis: str | None = None
-    """Version of the library."""
+    """The version of the library."""
     commit: str | None = None
-    """Of the library's repository, with a + if files were changed; None if it is not in a repository."""
+    """The commit of the library, with a + if files were changed; None if it is not in a repository."""
     torch: str | None = None
     python: str | None = None
     platform: str | None = None
@@ -165,7 +165,7 @@ class Totals:
     """Sums over the steps since the latest test."""
 
     loss: float = 0.0
-    """Of each sample."""
+    """The sum over samples."""
     seconds: float = 0.0
     trigger_seconds: float = 0.0
     initialization_seconds: float = 0.0
@@ -178,7 +178,7 @@ class Checkpoint:
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
     decay: Mapping[str, Any] | None
-    """Of the learning rate's scheduler."""
+    """The state of the scheduler of the learning rate."""
     grower: Mapping[str, Any] | None
     step: int
     """Gradient steps so far."""
@@ -195,7 +195,11 @@ class StudyRecord:
     study: str
     title: str = ""
     runs: Mapping[str, Mapping[str, Any]]
-    """Settings by the name of the run's directory."""
+    """The settings of each run, by the name of its directory."""
+
+    def __post_init__(self) -> None:
+        for settings in self.runs.values():
+            RecordedSettings(settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +211,7 @@ class SearchRecord:
     space: Mapping[str, str]
     """What is searched: a range or choices by name."""
     objective: str
-    """accuracy, or pareto: accuracy and parameters."""
+    """Either accuracy, or pareto, which means accuracy and parameters."""
     max_parameters: int | None = None
     sampler: str = "optuna"
     """What proposes trials: optuna, or asha. Where they are done is not recorded: it may change."""
@@ -215,6 +219,9 @@ class SearchRecord:
     """The numbers of trials after which a choice was, or will be, made."""
     too_large: int = 0
     """Candidates beyond `max_parameters`, which were not trained."""
+
+    def __post_init__(self) -> None:
+        RecordedSettings(self.settings)
 
 
 class RecordedSettings(Mapping[str, Any]):
@@ -232,8 +239,8 @@ class RecordedSettings(Mapping[str, Any]):
     def __init__(self, content: Any):
         self._values = dict(content)
         for name, kind in ((NAMES.preset, str), (NAMES.strategy, str), (NAMES.seed, int)):
-            if not isinstance(self._values[name], kind):
-                raise TypeError(f"{name} is {self._values[name]!r}")
+            if not isinstance(self._values.get(name), kind):
+                raise ValueError(f"{name} is {self._values[name]!r}" if name in self._values else f"it has no {name}")
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from ..files import PARTIAL_SUFFIX, replace_file
 from .errors import UsageError
 from .files import damaged, read_json, read_record, write_json, writing_to
-from .parsing import parse, to_json
+from .parsing import from_json, parse, to_json
 from .record import (
     CHECKPOINT_FILE,
     ENVIRONMENT_FILE,
@@ -69,15 +69,17 @@ class RunDirectory:
     def has_settings(self, settings: Mapping[str, Any]) -> bool:
         """Whether the directory has settings; UsageError if they differ from these."""
         present = read_json(self.path / SETTINGS_FILE)
-        if present is not None:  # what an earlier version could not switch on was off
-            present = {**{name: False for name, value in settings.items() if value is False}, **present}
-        if present is not None and present != settings:
+        if present is None:
+            return False
+        # What an earlier version could not switch on was off.
+        present = {**{name: False for name, value in settings.items() if value is False}, **present}
+        if present != settings:
             names = [name for name in {**present, **settings} if present.get(name) != settings.get(name)]
             differences = ", ".join(f"{name} {present.get(name)} there, {settings.get(name)} here" for name in names)
             raise UsageError(
                 f"{self.path} holds a run with other settings ({differences}): choose another --out, or delete it"
             )
-        return present is not None
+        return True
 
     def _claim(self, settings: Mapping[str, Any]) -> None:
         names = sorted(path.name for path in self.path.iterdir())
@@ -88,20 +90,15 @@ class RunDirectory:
 
     def start(self, environment: Environment) -> None:
         """Record the environment, keep the earlier one if the run was resumed elsewhere, and forget old failures."""
-        content = read_json(self.path / ENVIRONMENT_FILE)
-        before = parse(Environment, content or {})
-        comparable = replace(before, started=environment.started, earlier=environment.earlier)
-        names = [
-            field.name
-            for field in fields(Environment)
-            if getattr(comparable, field.name) != getattr(environment, field.name)
-        ]
-        if content and names:
-            pairs = [(name, getattr(before, name), getattr(environment, name)) for name in names]
-            changes = ", ".join(f"{name} {then} before, {now} now" for name, then, now in pairs)
-            warnings.warn(f"{self.path} resumes elsewhere ({changes}): results may differ", stacklevel=2)
+        before = read_record(self.path / ENVIRONMENT_FILE, Environment, "the environment of a run")
+        changes = []
+        for name, then in vars(before).items() if before else ():
+            if name not in ("started", "earlier") and then != (now := getattr(environment, name)):
+                changes.append(f"{name} {then} before, {now} now")
+        if before and changes:
+            warnings.warn(f"{self.path} resumes elsewhere ({', '.join(changes)}): results may differ", stacklevel=2)
             environment = replace(environment, earlier=[*before.earlier, to_json(replace(before, earlier=()))])
-        if names:
+        if changes or not before:
             write_json(self.path / ENVIRONMENT_FILE, to_json(environment))
         (self.path / FAILURE_FILE).unlink(missing_ok=True)
 
@@ -123,7 +120,7 @@ class RunDirectory:
         sizes: Mapping[str, int] | None = dict.fromkeys(self._pending, 0)
         if path.exists():
             try:
-                checkpoint = parse(Checkpoint, torch.load(path, map_location=device, weights_only=True))
+                checkpoint = Checkpoint(**torch.load(path, map_location=device, weights_only=True))
             except Exception as error:
                 raise damaged(path, f"cannot be read ({type(error).__name__})") from error
             sizes = checkpoint.sizes
@@ -135,7 +132,7 @@ class RunDirectory:
 
     def epochs(self) -> list[Epoch]:
         """The epochs that are on disk."""
-        return [parse(Epoch, json.loads(line)) for line in (self.path / EPOCHS_FILE).read_text().splitlines()]
+        return [parse(Epoch, from_json(line)) for line in (self.path / EPOCHS_FILE).read_text().splitlines()]
 
     def fail(self, reason: str) -> None:
         """Record why the run failed."""

@@ -2,23 +2,21 @@
 
 A report is made from the records on disk alone, in these steps:
 
-=================  ===============================================================
-`reading`          finds the records and reads them into the classes of `runs`
-`steps`            summarizes the gradient steps of a run
-`sections`         groups the runs of a study by configuration
-`pays`             compares grown networks with static ones of several sizes
-`tables`           tables of a section
-`pays_tables`      tables of such a comparison
-`searches`         searches for settings next to grown networks
-`searches_tables`  tables of these
-`figures`          figures of a section, a module for each kind
-`page`             the HTML page, with `page.css` and `page.js`
-`pictures`         figures as PNG, SVG or PDF files
-`markdown`         tables as Markdown
-`names`            names of strategies and settings in print
-`numbers`          numbers in print
-`statistics`       means, standard deviations, ellipses
-=================  ===============================================================
+=======================  ===============================================================
+`reading`                finds the records and reads them into the classes of `runs`
+`steps`                  summarizes the gradient steps of a run
+`sections`               groups the runs of a study by configuration
+`against_static`         compares grown networks with static ones of several sizes
+`searches`               searches for settings next to grown networks
+`tables`                 tables of a section, and tables as Markdown
+`against_static_tables`  tables of a comparison with static networks
+`searches_tables`        tables of searches
+`figures`                a module for each kind of figure
+`page`                   the HTML page, with `page.html`, `page.css` and `page.js`
+`pictures`               figures as PNG, SVG or PDF files
+`names`                  names of strategies and settings in print
+`numbers`                statistics, and numbers in print
+=======================  ===============================================================
 """
 
 from __future__ import annotations
@@ -28,16 +26,16 @@ from pathlib import Path
 
 from ..experiments.errors import UsageError
 from ..files import replace_file
+from .against_static import make_against_static
 from .figures import Figure, Palette, against_static, figures, searching
-from .markdown import markdown
-from .names import search_name, slug, strategy_name
-from .page import make_page, tables_of
-from .pays import Comparison, make_comparison
+from .names import search_name, slug
+from .page import Chapter, make_page, tables_of
 from .pictures import FORMATS, save
 from .reading import read
-from .runs import Found, Skipped
-from .searches import Searches, make_searches
-from .sections import Section, make_section
+from .runs import Found, Skipped, Study
+from .searches import make_searches
+from .sections import make_section
+from .tables import markdown
 
 __all__ = ["Found", "Skipped", "draw", "read", "write"]
 
@@ -59,36 +57,34 @@ def draw(found: Found, out: Path, formats: Sequence[str] = ("html",)) -> list[Pa
         if form not in ("html", "md", *FORMATS):
             raise UsageError(f"unknown format {form!r}: choose html, md, {', '.join(FORMATS)}")
     budgets = {count for study in found.studies for search in study.searches for count in search.record.budgets}
-    palette = Palette.of([*(strategy_name(run.settings) for run in found.runs), *map(search_name, budgets)])
-    drawn: list[tuple[Section | Comparison | Searches, list[Figure]]] = []
-    for study, name in zip(found.studies, _unique_names(found), strict=True):
-        if study.searches:
-            searches = make_searches(study, name)
-            drawn.append((searches, searching(searches, palette)))
-        elif study.against_static:
-            comparison = make_comparison(study, name)
-            drawn.append((comparison, against_static(comparison, palette)))
-        else:
-            section = make_section(study, name)
-            drawn.append((section, figures(section, palette)))
-    written = []
+    palette = Palette.of([*(run.strategy for run in found.runs), *map(search_name, budgets)])
+    drawn = [_chapter(study, name, palette) for study, name in zip(found.studies, _unique_names(found), strict=True)]
+    texts = {}
+    if "html" in formats:
+        texts[out / "report.html"] = make_page(found, drawn, palette)
+    if "md" in formats:
+        texts |= {out / f"{chapter.name}.md": markdown(tables_of(chapter)) for chapter, _ in drawn}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if "html" in formats:
-            text = make_page(found, drawn, palette)
-            replace_file(out / "report.html", lambda path: path.write_text(text, encoding="utf-8"))
-            written.append(out / "report.html")
-        if "md" in formats:
-            for part, _ in drawn:
-                written.append(out / f"{part.name}.md")
-                text = markdown(tables_of(part))
-                replace_file(written[-1], lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+        for path, text in texts.items():
+            replace_file(path, lambda partial, text=text: partial.write_text(text, encoding="utf-8"))  # type: ignore[misc]
         static = [form for form in FORMATS if form in formats]
-        if static:
-            written += [path for _, some in drawn for figure in some for path in save(figure, out, static)]
+        pictures = [path for _, some in drawn for figure in some for path in save(figure, out, static)]
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}. Free some space or choose another --out") from error
-    return written
+    return [*texts, *pictures]
+
+
+def _chapter(study: Study, name: str, palette: Palette) -> tuple[Chapter, list[Figure]]:
+    """What the report says about a study, and its figures."""
+    if study.searches:
+        searches = make_searches(study, name)
+        return searches, searching(searches, palette)
+    if study.against_static:
+        comparison = make_against_static(study, name)
+        return comparison, against_static(comparison, palette)
+    section = make_section(study, name)
+    return section, figures(section, palette)
 
 
 def _unique_names(found: Found) -> list[str]:

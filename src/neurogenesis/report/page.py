@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from html import escape
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
 import altair as alt
+import jinja2
+import pandas as pd
 import vl_convert
 
 from ..experiments.parsing import to_json
 from ..experiments.presets import NAMES
-from ..experiments.record import Environment
+from .against_static import AgainstStatic
+from .against_static_tables import against_static_tables
 from .figures import Figure, Palette
-from .figures.figure import Data, Row
+from .figures.figure import Data
 from .names import format_value, heading
-from .pays import Comparison
-from .pays_tables import comparison_tables
 from .pictures import VEGA_LITE
 from .runs import STATES, Found, Run
 from .searches import Searches
@@ -30,40 +31,46 @@ from .searches_tables import searches_tables
 from .sections import Section, missing_note
 from .tables import Table, cost_table, results_table
 
-# Nothing is loaded from elsewhere. Vega compiles expressions to functions, which needs unsafe-eval.
-_POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:"
 _LONG = 24  # tables with more rows come after the figures
 
+Chapter = Section | AgainstStatic | Searches
+"""The runs of a preset, a comparison with static networks, or searches for settings."""
 
-Part = Section | Comparison | Searches
-"""A part of the page: the runs of a preset, a comparison with static networks, or searches for settings."""
 
-
-def make_page(found: Found, drawn: Sequence[tuple[Part, Sequence[Figure]]], palette: Palette) -> str:
+def make_page(found: Found, drawn: Sequence[tuple[Chapter, Sequence[Figure]]], palette: Palette) -> str:
     """The whole page."""
-    sections = "".join(_part(part, figures, palette, len(drawn) > 1) for part, figures in drawn)
-    contents = {figure.name: _content(figure) for _, figures in drawn for figure in figures}
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(_title(drawn))}</title>
-<link rel="icon" href="data:,">
-<style>{_asset("page.css")}</style>
-</head>
-<body>
-<header><h1>{escape(_title(drawn))}</h1>{_counts(found.runs)}</header>
-{_navigation(drawn, found)}
-<main>{sections}{_skipped(found)}</main>
-<footer>{_footer(found)}</footer>
-<script type="application/json" id="figures">{_json(contents)}</script>
-<script>{{{_bundle()}}}</script>
-<script>{_asset("page.js")}</script>
-</body>
-</html>
-"""
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    made_with = f"neurogenesis {version('torch-neurogenesis')}, Altair {alt.__version__}, Vega-Lite {VEGA_LITE[1:]}"
+    return (
+        environment.from_string(_asset("page.html"))
+        .render(
+            title=drawn[0][0].title if len(drawn) == 1 else "Growing networks: report",
+            counts=_counts(found.runs),
+            chapters=[_content(chapter, figures) for chapter, figures in drawn],
+            colors=palette.colors,
+            skipped=found.skipped,
+            command=shlex.join(["neurogenesis", "report", *map(str, found.paths)]),
+            made_with=made_with,
+            environments=_environments(found.runs),
+            figures=_json({figure.name: _packed_figure(figure) for _, figures in drawn for figure in figures}),
+            style=_asset("page.css"),
+            script=_asset("page.js"),
+            bundle=_bundle(),
+        )
+        .lstrip()
+    )
+
+
+def tables_of(chapter: Chapter) -> list[Table]:
+    """All tables of a chapter."""
+    if isinstance(chapter, AgainstStatic):
+        return against_static_tables(chapter)
+    if isinstance(chapter, Searches):
+        return searches_tables(chapter)
+    cost = cost_table(chapter)
+    return [results_table(chapter), *([cost] if cost else [])]
 
 
 def _asset(name: str) -> str:
@@ -77,190 +84,89 @@ def _bundle() -> str:
     return bundle
 
 
-def tables_of(part: Part) -> list[Table]:
-    """All tables of a part."""
-    if isinstance(part, Comparison):
-        return comparison_tables(part)
-    if isinstance(part, Searches):
-        return searches_tables(part)
-    cost = cost_table(part)
-    return [results_table(part), *([cost] if cost else [])]
-
-
-def _title(drawn: Sequence[tuple[Part, object]]) -> str:
-    return drawn[0][0].title if len(drawn) == 1 else "Growing networks: report"
-
-
 def _counts(runs: Sequence[Run]) -> str:
-    finished = sum(run.state == "finished" for run in runs)
-    counts = f"{finished} finished run{'' if finished == 1 else 's'}"
-    for state in STATES[1:]:
-        if number := sum(run.state == state for run in runs):
-            counts += f", {number} {state}"
-    hints = (
-        "Click a strategy in a legend to hide or show it in all figures, or the heading of a column to sort by it. "
-        "The menu with three dots next to a figure saves it."
-    )
-    return f'<p>{counts}</p><p class="soft screen">{hints}</p>'
+    counts = {state: sum(run.state == state for run in runs) for state in STATES}
+    finished = f"{counts['finished']} finished run{'' if counts['finished'] == 1 else 's'}"
+    return ", ".join([finished, *(f"{counts[state]} {state}" for state in STATES[1:] if counts[state])])
 
 
-def _navigation(drawn: Sequence[tuple[Part, object]], found: Found) -> str:
-    if len(drawn) == 1:
-        return ""
-    links = [(section.name, section.title) for section, _ in drawn]
-    links += [("skipped", "Skipped")] if found.skipped else []
-    items = "".join(f'<li><a href="#{escape(name)}">{escape(title)}</a></li>' for name, title in links)
-    return f"<nav><ul>{items}</ul></nav>"
-
-
-def _part(part: Part, figures: Sequence[Figure], palette: Palette, several: bool) -> str:
-    title = f"<h2>{escape(part.title)}</h2>" if several else ""
-    if isinstance(part, Section):
-        shown = _section(part, figures, palette)
-    else:
-        first, *others = (_table(table, palette) for table in tables_of(part))
-        shown = [first, *map(_figure, figures), *others]
-    return f'<section id="{escape(part.name)}">{title}{_missing_runs(part)}{"".join(shown)}</section>'
-
-
-def _section(section: Section, figures: Sequence[Figure], palette: Palette) -> list[str]:
-    result, cost = results_table(section), cost_table(section)
-    results, costs = [_table(result, palette)], [_table(cost, palette)] if cost else []
-    if all(run.settings.epochs == 1 for run in section.runs):  # too short for results: a study of cost
-        first, last = costs, results
-    elif len(result.rows) > _LONG:
-        first, last = [], results + costs
-    else:
-        first, last = results, costs
-    timeline = [figure for figure in figures if figure.choices]
-    return [
-        f'<p class="soft">{escape(_common(section))}</p>',
-        *first,
-        *(_figure(figure) for figure in figures if figure not in timeline),
-        *last,
-        *(_figure(figure) for figure in timeline),
-    ]
-
-
-def _common(section: Section) -> str:
-    """The settings that all runs of a section have in common."""
-    every = [run.settings for run in section.runs]
-    omitted = (NAMES.strategy, NAMES.seed, NAMES.preset)
-    same = {
-        key: value
-        for key, value in every[0].items()
-        if key not in omitted and value is not None and all(other.get(key) == value for other in every)
+def _content(chapter: Chapter, figures: Sequence[Figure]) -> Mapping[str, Any]:
+    """What the template needs of a chapter."""
+    section = isinstance(chapter, Section)
+    return {
+        "name": chapter.name,
+        "title": chapter.title,
+        "note": missing_note(chapter.configurations, limit=0),
+        "missing": [run for run in chapter.runs if run.state != "finished"],
+        "common": _common(chapter.runs) if section else "",
+        "blocks": _in_order(chapter, figures),
     }
-    return ", ".join(
-        [f"preset {every[0].preset}", *(f"{heading(key)} {format_value(value)}" for key, value in same.items())]
-    )
 
 
-def _missing_runs(part: Part) -> str:
-    note = missing_note(part.configurations, limit=0)
-    missing = [run for run in part.runs if run.state != "finished"]
-    if not missing:
-        return ""
-    items = "".join(f"<li><code>{escape(str(run.path))}</code> {escape(_reason(run))}</li>" for run in missing)
-    return f'<details><summary class="note">{escape(note)}</summary><ul>{items}</ul></details>'
+def _in_order(chapter: Chapter, figures: Sequence[Figure]) -> list[Table | Figure]:
+    """The tables and figures of a chapter; timelines, which have choices, come last."""
+    tables = tables_of(chapter)
+    if not isinstance(chapter, Section):
+        return [*tables[:1], *figures, *tables[1:]]
+    first, *others = tables
+    timelines = [figure for figure in figures if figure.choices]
+    rest = [figure for figure in figures if not figure.choices]
+    if all(run.settings.epochs == 1 for run in chapter.runs):  # too short for results: a study of cost
+        return [*others, *rest, first, *timelines]
+    if len(first.rows) > _LONG:
+        return [*rest, first, *others, *timelines]
+    return [first, *rest, *others, *timelines]
 
 
-def _reason(run: Run) -> str:
-    return f"{run.state}: {run.failure}" if run.failure else run.state
+def _common(runs: Sequence[Run]) -> str:
+    """The settings that all runs of a section have in common."""
+    first, *others = (run.settings for run in runs)
+    omitted = (NAMES.strategy, NAMES.seed, NAMES.preset)
+    same = [
+        f"{heading(name)} {format_value(value)}"
+        for name, value in first.items()
+        if name not in omitted and value is not None and all(other.get(name) == value for other in others)
+    ]
+    return ", ".join([f"preset {first.preset}", *same])
 
 
-def _figure(figure: Figure) -> str:
-    note = f'<p class="note">{escape(figure.note)}</p>' if figure.note else ""
-    about = f'<p class="soft">{_select(figure)}<span class="about"></span></p>' if figure.choices else ""
-    return (
-        f'<figure id="{escape(figure.name)}"><h3>{escape(figure.title)}</h3>'
-        f'<p class="how">{escape(figure.caption)} <span class="screen">{escape(figure.hint)}</span></p>'
-        f'{note}{about}<div class="chart" data-figure="{escape(figure.name)}"></div></figure>'
-    )
+def _environments(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Names and values of the environments of all runs, including earlier ones."""
+    found: dict[str, set[str]] = {}
+    for environment in (run.environment for run in runs if run.environment is not None):
+        for place in (to_json(replace(environment, earlier=())), *environment.earlier):
+            for name, value in place.items():
+                if value is not None:
+                    found.setdefault(str(name), set()).add(str(value))
+    return {name: sorted(values) for name, values in found.items()}
 
 
-def _select(figure: Figure) -> str:
-    if len(figure.choices) == 1:
-        return ""
-    options = "".join(f"<option>{escape(choice.label)}</option>" for choice in figure.choices)
-    # Otherwise browsers restore the last choice after a reload, while the first one is drawn.
-    return f'<label>Run <select autocomplete="off">{options}</select></label> '
-
-
-def _table(table: Table, palette: Palette) -> str:
-    head = "".join(f'<th scope="col" tabindex="0">{escape(column)}</th>' for column in table.columns)
-    body = ""
-    for row in table.rows:
-        cells = [f'<td data-order="{escape(str(cell.sort_key))}">{escape(cell.text)}</td>' for cell in row]
-        swatch = f'<span class="swatch" style="background:{palette.colors[row[0].text]}"></span>'
-        cells[0] = cells[0].replace(">", f">{swatch}", 1)
-        body += f"<tr>{''.join(cells)}</tr>"
-    return (
-        f'<div class="table"><h3>{escape(table.title)}</h3><p class="how">{escape(table.caption)}</p>'
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></div>'
-    )
-
-
-def _skipped(found: Found) -> str:
-    if not found.skipped:
-        return ""
-    items = "".join(
-        f"<li><code>{escape(str(skipped.path))}</code> {escape(skipped.reason)}</li>" for skipped in found.skipped
-    )
-    return f'<section id="skipped"><h2>Skipped</h2><p>These are not in the report.</p><ul>{items}</ul></section>'
-
-
-def _footer(found: Found) -> str:
-    command = shlex.join(["neurogenesis", "report", *map(str, found.paths)])
-    made = f"neurogenesis {version('torch-neurogenesis')}, Altair {alt.__version__}, Vega-Lite {VEGA_LITE[1:]}"
-    environments: dict[str, set[str]] = {}
-    for run in found.runs:
-        for name, value in _flat(run.environment):
-            environments.setdefault(name, set()).add(value)
-    rows = [("command", f"<code>{escape(command)}</code>"), ("made with", escape(made))]
-    rows += [(escape(name), escape(_list(sorted(values)))) for name, values in environments.items()]
-    return f"<dl>{''.join(f'<dt>{key}</dt><dd>{value}</dd>' for key, value in rows)}</dl>"
-
-
-def _flat(environment: Environment | None) -> Iterator[tuple[str, str]]:
-    """Names and values of all environments of a run, including earlier ones."""
-    if environment is None:
-        return
-    for place in (to_json(replace(environment, earlier=())), *environment.earlier):
-        for name, value in place.items():
-            if value is not None:
-                yield str(name), str(value)
-
-
-def _list(values: Sequence[str]) -> str:
-    return ", ".join(values) if len(values) <= 3 else f"{values[0]} to {values[-1]}"
-
-
-def _content(figure: Figure) -> Row:
+def _packed_figure(figure: Figure) -> dict[str, Any]:
     choices = [{"about": choice.about, "data": _packed(choice.data)} for choice in figure.choices]
     return {"specification": figure.specification, "data": _packed(figure.data), "choices": choices}
 
 
-def _packed(data: Data) -> Row:
+def _packed(data: Data) -> dict[str, Any]:
     """Tables by column, in which each different text occurs only once."""
-    return {name: {"length": len(rows), "columns": _columns(rows)} for name, rows in data.items()}
+    return {name: {"length": len(table), "columns": _columns(table)} for name, table in data.items()}
 
 
-def _columns(rows: Sequence[Row]) -> Row:
-    columns: Row = {}
-    for name in dict.fromkeys(key for row in rows for key in row):
-        values = [row.get(name) for row in rows]
-        if any(isinstance(value, str) for value in values):
-            levels = list(dict.fromkeys(values))
-            indices = {level: index for index, level in enumerate(levels)}
-            columns[name] = {"levels": levels, "values": [indices[value] for value in values]}
-        elif any(value is not None for value in values):
-            columns[name] = {"values": [_shortened(value) for value in values]}
+def _columns(table: pd.DataFrame) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, values in table.dropna(axis=1, how="all").items():
+        if values.map(lambda value: isinstance(value, str)).any():
+            indices, levels = pd.factorize(values, use_na_sentinel=False)
+            texts = [None if pd.isna(level) else level for level in levels]
+            columns[name] = {"levels": texts, "values": indices.tolist()}
+        else:
+            columns[name] = {"values": [_shortened(value) for value in values.tolist()]}
     return columns
 
 
 def _shortened(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() else value
+    return value
 
 
 def _json(content: object) -> str:

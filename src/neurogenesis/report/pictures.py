@@ -25,7 +25,7 @@ def save(figure: Figure, out: Path, formats: Collection[str]) -> list[Path]:
     """Write a figure to a file of each format, or to one for each run that it can show."""
     written = []
     choices: Sequence[Choice | None] = figure.choices or [None]
-    for choice in choices:
+    for choice in choices if formats else ():
         svg = vl_convert.vegalite_to_svg(figure.standalone(choice), vl_version=VEGA_LITE)
         stem = f"{figure.name}-{choice.name}" if choice else figure.name
         for form in formats:

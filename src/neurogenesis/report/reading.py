@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..experiments.errors import UsageError
-from ..experiments.parsing import INVALID, parse
+from ..experiments.parsing import INVALID, from_json, parse
 from ..experiments.record import (
     CHOSEN_DIRECTORY,
     ENVIRONMENT_FILE,
@@ -29,16 +30,15 @@ from ..experiments.record import (
     RecordedSettings,
     Result,
     SearchRecord,
-    Sizes,
     Step,
     StudyRecord,
 )
-from .names import is_static, strategy_name
-from .pays import compares_with_static
+from .against_static import compares_with_static
 from .runs import STATES, Found, Run, Search, Skipped, State, Study
-from .steps import StepSummary, summarize
+from .steps import summarize, summarize_epochs
 
 T = TypeVar("T")
+_Groups = dict[tuple[Path | None, str], list[Run]]  # by the directory of the study, or else by preset
 
 _FILES = set(REPORTED_FILES)
 _REPORTS = (".html", ".md", ".png", ".svg", ".pdf")  # reports, which are often in the directories of runs
@@ -59,224 +59,193 @@ def read(paths: Sequence[Path]) -> Found:
             reader.skip(path, "is not a directory" if path.exists() else "does not exist")
         elif not reader.search(path, None):
             reader.skip(path, _NOT_A_RUN)
-    if not any(run.state not in ("missing", "unreadable") for _, run in reader.found.values()):
+    if not any(run.state not in ("missing", "unreadable") for run in reader.runs.values()):
         reasons = "".join(f"\n  {skipped}" for skipped in reader.skipped)
         raise UsageError(
             f"no runs in {', '.join(map(str, paths))}: give directories of runs or sweeps, or any above them{reasons}"
         )
-    return Found(paths, reader.studies(), reader.skipped)
+    return Found(paths, reader.grouped(), list(reader.skipped))
 
 
+@dataclass
 class _Reader:
-    def __init__(self) -> None:
-        self.skipped: list[Skipped] = []
-        self.found: dict[Path, tuple[Path | None, Run]] = {}  # study and run by resolved path, so none is read twice
-        self._studies: dict[Path, StudyRecord] = {}  # by resolved directory
-        self._searches: dict[Path, tuple[Path | None, SearchRecord]] = {}  # with the study it is part of
-        self._visited: set[Path] = set()
+    """What was found so far, by resolved directory, so that nothing is read twice."""
+
+    skipped: dict[Skipped, None] = field(default_factory=dict)
+    runs: dict[Path, Run] = field(default_factory=dict)
+    parents: dict[Path, Path | None] = field(default_factory=dict)
+    """The study or search that a run, or the study that a search is part of."""
+    studies: dict[Path, StudyRecord] = field(default_factory=dict)
+    searches: dict[Path, SearchRecord] = field(default_factory=dict)
+    visited: set[Path] = field(default_factory=set)
 
     def skip(self, path: Path, reason: str) -> None:
-        if (skipped := Skipped(path, reason)) not in self.skipped:
-            self.skipped.append(skipped)
+        self.skipped[Skipped(path, reason)] = None
 
-    def search(self, directory: Path, study: Path | None) -> bool:
-        """Read the runs in and below a directory of a study; whether there was any record."""
-        if directory.resolve() in self._visited:
+    def search(self, directory: Path, parent: Path | None) -> bool:
+        """Read the runs in and below a directory of a study or search; whether there was any record."""
+        place = directory.resolve()
+        if place in self.visited:
             return True
-        self._visited.add(directory.resolve())
+        self.visited.add(place)
         try:
             entries = sorted(directory.iterdir())
         except OSError as error:
             self.skip(directory, f"cannot be read: {error.strerror}")
             return True
-        names = {entry.name for entry in entries}
-        if STUDY_FILE in names and self._read_study(directory):
-            study = directory
-        if SEARCH_FILE in names and self._read_search(directory, study):
-            study = directory
-        if names & _FILES and self._read_run(directory, study):
+        if self._read_study(directory):
+            parent = place
+        if search := self._optional(directory / SEARCH_FILE, SearchRecord):
+            self.searches[place], self.parents[place] = search, parent
+            parent = place
+        has_files = any(entry.name in _FILES for entry in entries)
+        if has_files and self._read_run(directory, parent):
             return True
         earlier_report = bool(entries) and all(entry.suffix in _REPORTS for entry in entries)
-        foreign, found = [], study == directory or earlier_report or bool(names & _FILES)
+        foreign, found = [], parent == place or earlier_report or has_files
         for entry in entries:
             if entry.name.startswith(".") or entry.name in _OWN:
                 continue
             if entry.is_dir():
-                has_record = self.search(entry, study)
+                has_record = self.search(entry, parent)
                 found |= has_record
                 foreign += [] if has_record else [(entry, _NOT_A_RUN)]
             elif entry.suffix not in _REPORTS:
                 foreign.append((entry, "is not part of a run"))
-        if found:
-            for path, reason in foreign:
-                self.skip(path, reason)
+        for path, reason in foreign if found else ():
+            self.skip(path, reason)
         return found
 
     def _read_study(self, directory: Path) -> bool:
-        """Read study.json; its runs are missing until they are found."""
+        """Read study.json, if there is one; its runs are missing until they are found."""
         place = directory.resolve()
-        record = self._json(directory / STUDY_FILE, _parse_study)
-        if record is not None and place not in self._studies:
-            self._studies[place] = record
+        record = self._optional(directory / STUDY_FILE, StudyRecord)
+        if record is not None and place not in self.studies:
+            self.studies[place] = record
             for name, settings in record.runs.items():
-                path = directory / name
-                missing = Run(path, RecordedSettings(settings), "missing")
-                _, run = self.found.get(path.resolve(), (None, missing))
-                self.found[path.resolve()] = (place, run)
+                run = (directory / name).resolve()
+                self.runs.setdefault(run, Run(directory / name, RecordedSettings(settings), "missing"))
+                self.parents[run] = place
         return record is not None
 
-    def _read_search(self, directory: Path, study: Path | None) -> bool:
-        record = self._json(directory / SEARCH_FILE, _parse_search)
-        if record is not None:
-            self._searches[directory.resolve()] = (study.resolve() if study else None, record)
-        return record is not None
-
-    def _read_run(self, directory: Path, study: Path | None) -> bool:
+    def _read_run(self, directory: Path, parent: Path | None) -> bool:
         """Read the run in a directory; whether there is one."""
         place = directory.resolve()
-        failed = (directory / FAILURE_FILE).exists()
-        failure = _last_line(directory / FAILURE_FILE) if failed else ""
-        settings = None
-        if (directory / SETTINGS_FILE).is_file():
-            settings = self._json(directory / SETTINGS_FILE, RecordedSettings)
-        elif place in self.found and failure:  # it failed before it had a record
-            self._update(place, state="failed", failure=failure)
-            return True
-        else:
+        failure, stopped = (_last_line(directory / name) for name in (FAILURE_FILE, STOPPED_FILE))
+        known = self.runs.get(place)
+        settings = self._optional(directory / SETTINGS_FILE, RecordedSettings)
+        if settings is None and not (directory / SETTINGS_FILE).is_file():
+            if known and failure:  # it failed before it had a record
+                self.runs[place] = replace(known, state="failed", failure=failure)
+                return True
             self.skip(directory, f"has no {SETTINGS_FILE}")
         if settings is None:
-            if place in self.found:
-                self._update(place, state="unreadable")
+            if known:
+                self.runs[place] = replace(known, state="unreadable")
             return False
         result = self._optional(directory / RESULT_FILE, Result)
-        stopped = (directory / STOPPED_FILE).exists()
-        failure = _last_line(directory / STOPPED_FILE) if stopped else failure
-        state: State = (
-            "finished" if result is not None else "stopped" if stopped else "failed" if failed else "unfinished"
-        )
         epochs = list(self._lines(directory / EPOCHS_FILE, Epoch))
         environment = self._optional(directory / ENVIRONMENT_FILE, Environment)
-        failure = failure if state in ("failed", "stopped") else ""
-        run = Run(directory, settings, state, epochs, result, environment, failure=failure)
-        self.found[place] = (study.resolve() if study else None, run)
+        state: State = "finished" if result else "unfinished"
+        if state == "unfinished" and (stopped is not None or failure is not None):
+            state = "failed" if stopped is None else "stopped"
+        reason = {"failed": failure, "stopped": stopped}.get(state) or ""
+        self.runs[place] = Run(directory, settings, state, epochs, result, environment, failure=reason)
+        self.parents[place] = parent
         return True
 
-    def _update(self, place: Path, **changes: Any) -> None:
-        study, run = self.found[place]
-        self.found[place] = (study, replace(run, **changes))
-
-    def studies(self) -> list[Study]:
+    def grouped(self) -> list[Study]:
         """The runs by study, or else by preset, with their steps."""
-        widths = sum(len(run.epochs[-1].widths) for _, run in self.found.values() if run.epochs)
+        widths = sum(len(run.epochs[-1].widths) for run in self.runs.values() if run.epochs)
         limit = max(50, min(_POINTS, _ALL_POINTS // max(1, widths)))
-        against_static = [
-            study
-            for study, record in self._studies.items()
+        against_static = {
+            place
+            for place, record in self.studies.items()
             if compares_with_static(map(RecordedSettings, record.runs.values()))
-        ]
-        groups: dict[tuple[Path | None, str], list[Run]] = {}
+        }
+        without_steps = against_static | {self.parents[place] for place in self.searches}
+        groups: _Groups = {}
         searched: dict[Path, list[Run]] = {}
-        for study, run in self._unique_runs():
-            if study in self._searches:
-                searched.setdefault(study, []).append(run)
-            elif study in against_static or self._has_searches(study):  # it shows no steps
-                groups.setdefault((study, ""), []).append(run)
+        for parent, run in self._unique_runs():
+            if parent in self.searches:
+                searched.setdefault(parent, []).append(run)
+            elif parent in without_steps and parent is not None:
+                groups.setdefault((parent, ""), []).append(run)
             else:
-                groups.setdefault((study, run.settings.preset), []).append(self._with_steps(run, limit))
-        with_searches = self._with_searches(groups, searched)
-        directories = [study for study, _ in groups]
-        studies = []
-        for (study, preset), runs in groups.items():
-            name = self._studies[study].study if study else preset
-            title = (self._studies[study].title or name) if study else preset
-            suffix = f", {preset}" if study and directories.count(study) > 1 else ""
-            studies.append(Study(name + suffix, title + suffix, runs, study in against_static))
-        return [*with_searches, *studies]
+                groups.setdefault((parent, run.settings.preset), []).append(self._with_steps(run, limit))
+        studies = self._with_searches(groups, searched)
+        directories = [parent for parent, _ in groups]
+        for (parent, preset), runs in groups.items():
+            name = self.studies[parent].study if parent else preset
+            title = (self.studies[parent].title or name) if parent else preset
+            suffix = f", {preset}" if parent and directories.count(parent) > 1 else ""
+            studies.append(Study(name + suffix, title + suffix, runs, parent in against_static))
+        return studies
 
-    def _has_searches(self, study: Path | None) -> bool:
-        return study is not None and any(parent == study for parent, _ in self._searches.values())
-
-    def _with_searches(
-        self, groups: dict[tuple[Path | None, str], list[Run]], searched: dict[Path, list[Run]]
-    ) -> list[Study]:
+    def _with_searches(self, groups: _Groups, searched: dict[Path, list[Run]]) -> list[Study]:
         """Each search with the networks that were grown beside it: those of its study, or else of its preset."""
         found: dict[Path, list[Search]] = {}
         for place, runs in searched.items():
-            parent, record = self._searches[place]
-            search = Search(
-                place,
-                record,
-                sorted(
-                    (run for run in runs if run.path.parent.name != CHOSEN_DIRECTORY),
-                    key=lambda run: (len(run.path.name), run.path.name),
-                ),
-                [run for run in runs if run.path.parent.name == CHOSEN_DIRECTORY],
-            )
-            found.setdefault(parent or place, []).append(search)
+            chosen = [run for run in runs if run.path.parent.name == CHOSEN_DIRECTORY]
+            trials = sorted((run for run in runs if run not in chosen), key=_by_number)
+            search = Search(place, self.searches[place], trials, chosen)
+            found.setdefault(self.parents[place] or place, []).append(search)
         studies = []
         for place, searches in found.items():
-            runs = [run for search in searches for run in (*search.trials, *search.chosen)]
             preset = searches[0].settings.preset
-            if place in self._studies:
+            if place in self.studies:
                 beside = groups.pop((place, ""), [])
-                name, title = self._studies[place].study, self._studies[place].title
+                name, title = self.studies[place].study, self.studies[place].title
             else:
-                beside = [run for run in groups.get((None, preset), []) if not is_static(strategy_name(run.settings))]
+                beside = [run for run in groups.get((None, preset), []) if run.grows]
                 name, title = f"tune-{preset}", f"Search for {' and '.join(searches[0].record.space)} on {preset}"
-            studies.append(Study(name, title, [*beside, *runs], searches=searches))
+            runs = [*beside, *(run for search in searches for run in search.runs)]
+            studies.append(Study(name, title, runs, searches=searches))
         return studies
 
     def _unique_runs(self) -> Iterator[tuple[Path | None, Run]]:
-        """Each run once: a copy in the same study would count as another seed."""
+        """Each run once, with its study or search: a copy in the same study would count as another seed."""
         known: dict[tuple[Path | None, str], Run] = {}
-        by_state = sorted(self.found.values(), key=lambda pair: STATES.index(pair[1].state))
-        for study, run in by_state:
-            content = json.dumps(dict(run.settings), sort_keys=True)
-            if study in self._searches:  # which may propose the same settings again
-                content = str(run.path)
-            first = known.setdefault((study, content), run)
+        for place, run in sorted(self.runs.items(), key=lambda item: STATES.index(item[1].state)):
+            parent = self.parents[place]
+            # A search may propose the same settings again.
+            content = str(run.path) if parent in self.searches else json.dumps(dict(run.settings), sort_keys=True)
+            first = known.setdefault((parent, content), run)
             if first is not run:
                 self.skip(run.path, f"is a copy of {first.path}")
-        kept = set(map(id, known.values()))
-        yield from (pair for pair in self.found.values() if id(pair[1]) in kept)
+        kept = set(known.values())
+        yield from ((self.parents[place], run) for place, run in self.runs.items() if run in kept)
 
     def _with_steps(self, run: Run, limit: int) -> Run:
         initial = run.result.initial_widths if run.result else {}
-        summary = StepSummary()
-        if run.state not in ("missing", "unreadable"):
-            summary = summarize(self._lines(run.path / STEPS_FILE, Step), initial, limit)
-        if not summary.count:
-            summary = _summarize_epochs(run.epochs, initial, limit)
-        return replace(run, steps=summary)
+        has_steps = run.state not in ("missing", "unreadable")
+        summary = summarize(self._lines(run.path / STEPS_FILE, Step) if has_steps else (), initial, limit)
+        return replace(run, steps=summary if summary.count else summarize_epochs(run.epochs, initial, limit))
 
     def _optional(self, path: Path, kind: type[T]) -> T | None:
-        return self._json(path, lambda content: parse(kind, content)) if path.is_file() else None
-
-    def _json(self, path: Path, convert: Callable[[Any], T]) -> T | None:
+        """The record in a file; None if there is none, or none of this kind."""
+        if not path.is_file():
+            return None
+        convert: Callable[[Any], T] = kind if issubclass(kind, RecordedSettings) else partial(parse, kind)
         try:
-            return convert(json.loads(path.read_text(encoding="utf-8")))
+            return convert(from_json(path.read_text(encoding="utf-8")))
         except OSError as error:
             self.skip(path, f"cannot be read: {error.strerror}")
         except json.JSONDecodeError:
             self.skip(path, "is not valid JSON, or incomplete")
-        except KeyError as error:
-            self.skip(path, f"has no {error}")
         except INVALID as error:
             self.skip(path, f"does not have the expected content ({error})")
         return None
 
     def _lines(self, path: Path, kind: type[T]) -> Iterator[T]:
         """The valid lines of a file; a run that was killed may leave an incomplete one at the end."""
-        if not path.is_file():
-            return
         invalid: list[int] = []
         try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                for number, line in enumerate(file, 1):
-                    try:
-                        yield parse(kind, json.loads(line))
-                    except INVALID:
-                        invalid.append(number)
+            for number, line in enumerate(_lines_of(path), 1):
+                try:
+                    yield parse(kind, from_json(line))
+                except INVALID:
+                    invalid.append(number)
         except OSError as error:
             self.skip(path, f"cannot be read: {error.strerror}")
         if invalid:
@@ -284,27 +253,19 @@ class _Reader:
             self.skip(path, f"line {invalid[0]} is incomplete or invalid{more}")
 
 
-def _parse_study(content: Any) -> StudyRecord:
-    record = parse(StudyRecord, content)
-    for settings in record.runs.values():
-        RecordedSettings(settings)
-    return record
+def _by_number(run: Run) -> tuple[int, str]:
+    return len(run.path.name), run.path.name
 
 
-def _parse_search(content: Any) -> SearchRecord:
-    record = parse(SearchRecord, content)
-    RecordedSettings(record.settings)
-    return record
+def _lines_of(path: Path) -> Iterator[str]:
+    if path.is_file():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from file
 
 
-def _summarize_epochs(epochs: Sequence[Epoch], initial: Sizes, limit: int) -> StepSummary:
-    """The sizes after each epoch, where there are no steps; they say nothing about cost."""
-    steps = (Step(step=epoch.step, widths=epoch.widths) for epoch in epochs)
-    return replace(summarize(steps, initial, limit), cost=None)
-
-
-def _last_line(path: Path) -> str:
+def _last_line(path: Path) -> str | None:
+    """The last line of a file; None if it does not exist."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:300]
     except OSError:
-        return ""
+        return None if not path.exists() else ""

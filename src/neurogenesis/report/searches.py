@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
+
+import pandas as pd
 
 from ..experiments.presets import NAMES
 from ..experiments.record import RecordedSettings, Result
 from ..experiments.tuning.choice import Goal, choose
-from .names import display_name, is_static, search_name, strategy_name, strategy_rank
+from .names import display_name, search_name, strategy_rank
 from .runs import Run, Search, Study
-from .sections import Configuration
-from .statistics import Statistic, statistic
+from .sections import Configuration, results_frame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Budget:
     """A search after some of its trials."""
 
@@ -26,6 +28,10 @@ class Budget:
     @property
     def name(self) -> str:
         return search_name(self.count)
+
+    @property
+    def preset(self) -> str:
+        return str(self.search.settings.preset)
 
     @property
     def trials(self) -> list[Run]:
@@ -50,6 +56,11 @@ class Budget:
         return [(trials[name], finals.get(name)) for name in choose(results, goal)]
 
     @property
+    def tested(self) -> list[Run]:
+        """The finished final trainings of what is chosen."""
+        return [final for _, final in self.chosen if final is not None and final.result is not None]
+
+    @property
     def trial_seconds(self) -> float:
         """Seconds of training of all trials, stopped ones included."""
         return sum(run.train_seconds for run in self.trials)
@@ -66,58 +77,45 @@ def trial_number(run: Run) -> int:
     return int(digits) if digits.isdecimal() else 0
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(NamedTuple):
     """A network that can be used: it is tested, and what it took to get it is known."""
 
     result: Result
     seconds: float
-    """Of all training that was necessary, trials included."""
+    """The time of all training that was necessary, trials included."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Approach:
     """A way to get a network on a preset, with several seeds."""
 
     name: str
-    """In print."""
+    """The name in print."""
     preset: str
     networks: Sequence[Network]
     searched: bool
     """Whether it is a search."""
 
-    @property
-    def accuracy(self) -> Statistic:
-        return self._statistic([100 * network.result.accuracy for network in self.networks])
-
-    @property
-    def parameters(self) -> Statistic:
-        return self._statistic([network.result.parameters for network in self.networks])
-
-    @property
-    def seconds(self) -> Statistic:
-        return self._statistic([network.seconds for network in self.networks])
-
-    def _statistic(self, values: Sequence[float]) -> Statistic:
-        found = statistic(values)
-        assert found is not None
-        return found
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """The results of the networks; their seconds are those of all training that was necessary."""
+        frame = results_frame(list(enumerate(network.result for network in self.networks)))
+        return frame.assign(seconds=[float(network.seconds) for network in self.networks])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Searches:
     """Searches on one or several presets, and the networks that were grown beside them."""
 
     name: str
-    """As part of file names."""
+    """The name as part of file names."""
     title: str
     searches: Sequence[Search]
     grown: Sequence[Run]
 
     @property
     def runs(self) -> list[Run]:
-        searched = [run for search in self.searches for run in (*search.trials, *search.chosen)]
-        return [*self.grown, *searched]
+        return [*self.grown, *(run for search in self.searches for run in search.runs)]
 
     @property
     def configurations(self) -> list[Configuration]:
@@ -125,7 +123,7 @@ class Searches:
         groups: dict[str, list[Run]] = {}
         for run in self.runs:
             if run.state != "stopped":
-                groups.setdefault(strategy_name(run.settings), []).append(run)
+                groups.setdefault(run.strategy, []).append(run)
         return [Configuration(strategy, {}, {}, runs) for strategy, runs in groups.items()]
 
     @property
@@ -138,11 +136,6 @@ class Searches:
         ordered = sorted(self.searches, key=lambda s: (self.presets.index(s.settings.preset), s.settings.seed))
         return [Budget(search, count) for search in ordered for count in search.record.budgets]
 
-    @property
-    def counts(self) -> list[int]:
-        """The numbers of trials, increasing."""
-        return sorted({budget.count for budget in self.budgets})
-
     @cached_property
     def approaches(self) -> list[Approach]:
         """Growing, and searching with each number of trials, by preset; only what was tested on the test split."""
@@ -152,35 +145,30 @@ class Searches:
         groups: dict[str, list[Network]] = {}
         for run in self.grown:
             if run.settings.preset == preset and run.result is not None and not run.settings.holdout:
-                groups.setdefault(strategy_name(run.settings), []).append(Network(run.result, run.train_seconds))
+                groups.setdefault(run.strategy, []).append(Network(run.result, run.train_seconds))
         ordered = sorted(groups, key=strategy_rank)
         return [Approach(display_name(strategy), preset, groups[strategy], searched=False) for strategy in ordered]
 
     def _searched(self, preset: str) -> list[Approach]:
-        approaches = []
-        for count in self.counts:
-            networks = [
-                Network(final.result, budget.trial_seconds + final.train_seconds)
-                for budget in self.budgets
-                if budget.count == count and budget.search.settings.preset == preset and budget.complete
-                and len(budget.chosen) == 1
-                for _, final in budget.chosen
-                if final is not None and final.result is not None
-            ]  # fmt: skip
-            if networks:
-                approaches.append(Approach(search_name(count), preset, networks, searched=True))
-        return approaches
+        groups: dict[int, list[Network]] = {}
+        for budget in self.budgets:
+            if budget.preset == preset and budget.complete and len(budget.chosen) == 1:
+                for final in budget.tested:
+                    assert final.result is not None
+                    network = Network(final.result, budget.trial_seconds + final.train_seconds)
+                    groups.setdefault(budget.count, []).append(network)
+        return [Approach(search_name(count), preset, groups[count], searched=True) for count in sorted(groups)]
 
 
 def make_searches(study: Study, name: str) -> Searches:
     """The searches of a study, and its grown networks."""
-    searched = {run.path for search in study.searches for run in (*search.trials, *search.chosen)}
-    grown = [run for run in study.runs if run.path not in searched and not is_static(strategy_name(run.settings))]
+    searched = {run.path for search in study.searches for run in search.runs}
+    grown = [run for run in study.runs if run.path not in searched and run.grows]
     return Searches(name, study.title, study.searches, grown)
 
 
 def searched_values(search: Search, settings: RecordedSettings) -> str:
-    """What a trial has of that which is searched."""
+    """The values of a trial for the settings that are searched."""
     values = {name: settings.get(name) for name in search.record.space if name in settings}
     texts = [f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float) else f"{name.replace('_', ' ')} {value}"
              for name, value in values.items()]  # fmt: skip

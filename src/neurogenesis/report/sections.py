@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+import pandas as pd
 
 from ..experiments.presets import GROWTH_SETTINGS, NAMES
 from ..experiments.record import RecordedSettings, Result
@@ -13,16 +16,23 @@ from ..experiments.settings import SIZES, STATIC
 from ..experiments.studies import GRADIENT
 from .names import display_name, is_static, phrase, strategy_name, strategy_rank
 from .runs import STATES, Run, Study
-from .statistics import Statistic, statistic
 
 _UNUSED_BY_STATIC = (*GROWTH_SETTINGS, *SIZES.values())
 _NEVER_VARIED = (NAMES.preset, NAMES.strategy, NAMES.seed, NAMES.least, NAMES.shape_of)
 _FIRST = (
     NAMES.schedule, NAMES.metric, NAMES.gamma, NAMES.batch, NAMES.learning_rate, NAMES.hidden, NAMES.features,
 )  # fmt: skip
+_NUMBERS = ("seed", "accuracy", "parameters", "seconds", "steps", "test_loss", "lowest_test_loss")
 
 
-@dataclass(frozen=True)
+def results_frame(pairs: Sequence[tuple[Any, Result]]) -> pd.DataFrame:
+    """A row for each seed and its result; accuracies are in percent."""
+    rows = [{**vars(result), "seed": seed, "accuracy": 100 * result.accuracy} for seed, result in pairs]
+    frame = pd.DataFrame(rows).rename(columns={"train_seconds": "seconds"})
+    return frame.reindex(columns=_NUMBERS).astype(dict.fromkeys(_NUMBERS[1:], float))
+
+
+@dataclass(frozen=True, eq=False)
 class Configuration:
     """Runs that differ only in their seeds."""
 
@@ -30,7 +40,7 @@ class Configuration:
     values: Mapping[str, Any]
     """Settings that vary in the section, as far as this strategy uses them."""
     variant: Mapping[str, Any]
-    """Those of them that vary among the runs of this strategy."""
+    """The values that vary among the runs of this strategy."""
     runs: Sequence[Run]
 
     @property
@@ -43,14 +53,6 @@ class Configuration:
         return display_name(self.strategy)
 
     @property
-    def finished(self) -> list[Run]:
-        return [run for run in self.runs if run.result is not None]
-
-    @property
-    def results(self) -> list[Result]:
-        return [run.result for run in self.runs if run.result is not None]
-
-    @property
     def scheduled(self) -> bool:
         """Whether the network grows on a fixed schedule."""
         return not self.static and bool(self.runs[0].settings.schedule != "dynamic")
@@ -59,21 +61,38 @@ class Configuration:
         """What distinguishes it from other configurations of its strategy."""
         return ", ".join(phrase(name, value) for name, value in self.variant.items() if name not in without)
 
-    def has(self, width: str) -> bool:
-        """Whether all finished runs have a width."""
-        return all(width in result.widths for result in self.results)
+    @property
+    def finished(self) -> list[Run]:
+        return [run for run in self.runs if run.result is not None]
 
-    def statistic(self, value: Callable[[Result], float]) -> Statistic | None:
-        """Mean and standard deviation over finished runs."""
-        return statistic([value(result) for result in self.results])
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """The results of the finished runs, as `results_frame` has them."""
+        return results_frame([(run.settings.seed, run.result) for run in self.runs if run.result is not None])
+
+    @cached_property
+    def widths(self) -> pd.DataFrame:
+        """The final sizes of the widths that all finished runs have: a row for each run, a column for each width."""
+        return pd.DataFrame([run.result.widths for run in self.runs if run.result is not None]).dropna(axis=1)
+
+    @cached_property
+    def reference_widths(self) -> pd.DataFrame:
+        """The sizes in the standard network, or the initial sizes where there is no standard network."""
+        results = [run.result for run in self.runs if run.result is not None]
+        return pd.DataFrame([result.standard_widths or result.initial_widths for result in results])
+
+    @property
+    def relative_widths(self) -> pd.DataFrame:
+        """The final sizes relative to the reference."""
+        return self.widths / self.reference_widths[self.widths.columns]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Section:
     """A study as the report shows it."""
 
     name: str
-    """As part of file names."""
+    """The name as part of file names."""
     title: str
     accuracy: str
     """The kind of accuracy: of tests or of validation."""
@@ -85,9 +104,10 @@ class Section:
     def runs(self) -> list[Run]:
         return [run for configuration in self.configurations for run in configuration.runs]
 
-    @property
-    def results(self) -> list[Result]:
-        return [run.result for run in self.runs if run.result is not None]
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """The results of all finished runs, each with its configuration's index, strategy and variant."""
+        return table_of(self.finished)
 
     @property
     def finished(self) -> list[Configuration]:
@@ -102,13 +122,13 @@ class Section:
     @property
     def reference(self) -> str:
         """What relative sizes are relative to."""
-        standard = all(result.standard_widths for result in self.results)
+        standard = all(run.result.standard_widths for run in self.runs if run.result is not None)
         return "the standard network" if standard else "the initial size"
 
     @property
     def widths(self) -> list[str]:
         """The names of all widths, in the order of the network."""
-        widths = sorted((result.widths for result in self.results), key=len, reverse=True)
+        widths = sorted((run.result.widths for run in self.runs if run.result is not None), key=len, reverse=True)
         return list(dict.fromkeys(name for sizes in widths for name in sizes))
 
     def numbers(self, setting: str) -> list[float]:
@@ -118,22 +138,34 @@ class Section:
         return sorted({c.values[setting] for c in self.finished if isinstance(c.values.get(setting), (int, float))})
 
 
+def table_of(configurations: Sequence[Configuration]) -> pd.DataFrame:
+    """The results of configurations, each with its configuration's index, strategy and variant."""
+    frames = [
+        c.results.assign(configuration=index, strategy=c.name, variant=c.label())
+        for index, c in enumerate(configurations)
+    ]
+    return (
+        pd.concat(frames, ignore_index=True)
+        if frames
+        else pd.DataFrame(columns=[*_NUMBERS, "configuration", "strategy", "variant"])
+    )
+
+
 def make_section(study: Study, name: str) -> Section:
     """The runs of a study by configuration."""
-    used = {id(run): _used_settings(run.settings) for run in study.runs}
-    varied = _independent(_varied(list(used.values())), list(used.values()))
-    groups: dict[str, list[Run]] = {}
-    for run in study.runs:
-        groups.setdefault(_key(used[id(run)], (NAMES.strategy, *varied)), []).append(run)
+    used = [_used_settings(run.settings) for run in study.runs]
+    frame = pd.DataFrame([{name: json.dumps(value, sort_keys=True) for name, value in row.items()} for row in used])
+    names = [column for column in frame if column not in _NEVER_VARIED and frame[column].nunique() > 1]
+    ordered = [*(each for each in _FIRST if each in names), *sorted(set(names) - set(_FIRST))]
+    varied = _independent(ordered, frame)
     configurations = []
-    for runs in groups.values():
-        settings = used[id(runs[0])]
-        strategy = settings[NAMES.strategy]
-        alike = [other for other in used.values() if other[NAMES.strategy] == strategy]
+    for indices in _groups(frame, [NAMES.strategy, *varied]).indices.values():
+        settings = used[indices[0]]
+        alike = frame[frame[NAMES.strategy] == frame[NAMES.strategy][indices[0]]]
         values = {key: settings[key] for key in varied if key in settings}
         variant = {key: settings[key] for key in _independent(varied, alike) if key in settings}
-        by_seed = sorted(runs, key=lambda run: run.settings.seed)
-        configurations.append(Configuration(strategy, values, variant, by_seed))
+        by_seed = sorted((study.runs[index] for index in indices), key=lambda run: run.settings.seed)
+        configurations.append(Configuration(settings[NAMES.strategy], values, variant, by_seed))
     configurations.sort(key=lambda c: (strategy_rank(c.strategy), [_sort_key(c.values.get(key)) for key in varied]))
     preset = study.runs[0].settings.preset
     single = len(configurations) == 1 and study.title == preset
@@ -178,27 +210,17 @@ def _used_settings(settings: RecordedSettings) -> dict[str, Any]:
     return {**used, NAMES.strategy: strategy_name(settings)}
 
 
-def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = {name for row in rows for name in row if name not in _NEVER_VARIED}
-    varied = {name for name in names if len({_key(row, [name]) for row in rows if name in row}) > 1}
-    return [name for name in _FIRST if name in varied] + sorted(varied - set(_FIRST))
+def _groups(frame: pd.DataFrame, names: Sequence[str]) -> Any:
+    return frame.fillna("").groupby(list(names), sort=False)
 
 
-def _independent(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _independent(names: Sequence[str], frame: pd.DataFrame) -> list[str]:
     """The settings that do not follow from those before, as the number of epochs follows from that of features."""
     kept: list[str] = []
     for name in names:
-        values: dict[str, set[str]] = {}
-        for row in rows:
-            values.setdefault(_key(row, kept), set()).add(_key(row, [name]))
-        if any(len(different) > 1 for different in values.values()):
+        if _groups(frame, [*kept, name]).ngroups > (_groups(frame, kept).ngroups if kept else 1):
             kept.append(name)
     return kept
-
-
-def _key(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The values of some settings as one hashable value."""
-    return json.dumps({name: row[name] for name in names if name in row}, sort_keys=True)
 
 
 def _sort_key(value: Any) -> tuple[int, float, str]:

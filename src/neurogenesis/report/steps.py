@@ -2,119 +2,87 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from ..experiments.record import Sizes, Step
-from .statistics import Statistic, evenly, statistic
+import numpy as np
+import pandas as pd
 
-Changes = list[tuple[int, int]]
-"""Step and size after each change of a width; the first one is step 0 and the initial size."""
+from ..experiments.record import Epoch, Sizes, Step
+from .numbers import evenly
 
 
-class Point(NamedTuple):
-    """What the trigger measured of a width at a step, and the size after it."""
-
-    step: int
-    metric: float | None
-    threshold: float | None
-    size: int
-    before: int | None  # the size before, if the width grew or shrank
-    growths: int  # and times that neurons were dropped, that this point stands for
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds of a gradient step: in total, of the trigger, and of the initialization."""
-
-    seconds: Statistic
-    trigger: Statistic
-    initialization: Statistic
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepSummary:
-    """All changes of all widths, a limited number of points of each width, and the cost of a step."""
+    """How all widths changed, some moments of each width, and the times of all steps."""
 
     count: int = 0
-    changes: Mapping[str, Changes] = field(default_factory=dict)
-    points: Mapping[str, Sequence[Point]] = field(default_factory=dict)
-    cost: Cost | None = None
+    """Gradient steps."""
+    sizes: Mapping[str, pd.Series] = field(default_factory=dict)
+    """For each width, its sizes at the start and after each change, by step."""
+    moments: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    """For each width, a row for each moment, by step: what the trigger measured (`metric`, `threshold`), the `size`
+    after the step, the size `before` it if it changed, and the number of `changes` that the row stands for."""
+    times: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Seconds of each step, in total (`seconds`), for the trigger and for the initialization. The first step is left
+    out: it is slower, because caches and allocators are cold."""
 
     @property
     def growths(self) -> int:
-        """The number of growths of all widths."""
-        return sum(after > before for before, after in self._sizes())
+        """How often widths grew."""
+        return sum(int((sizes.diff() > 0).sum()) for sizes in self.sizes.values())
 
     @property
     def drops(self) -> int:
-        """The number of times that neurons of a width were dropped."""
-        return sum(after < before for before, after in self._sizes())
-
-    def _sizes(self) -> Iterator[tuple[int, int]]:
-        """Sizes before and after each change of each width."""
-        for changes in self.changes.values():
-            yield from pairwise(size for _, size in changes)
+        """How often neurons of a width were dropped."""
+        return sum(int((sizes.diff() < 0).sum()) for sizes in self.sizes.values())
 
 
 def summarize(steps: Iterable[Step], initial: Sizes, limit: int) -> StepSummary:
-    """Summarize steps in one pass, with at most about `limit` points per width."""
-    changes: dict[str, Changes] = {name: [(0, size)] for name, size in initial.items()}
-    seen: dict[str, list[tuple[int, float | None, float | None]]] = {}
-    seconds: list[float] = []
-    trigger: list[float] = []
-    initialization: list[float] = []
-    last = 0
-    for step in steps:
-        last = step.step
-        for name, size in step.widths.items():
-            history = changes.setdefault(name, [(0, size)])
-            if history[-1][1] != size:
-                history.append((step.step, size))
-        for name, metric in step.metric.items():
-            seen.setdefault(name, []).append((step.step, metric, step.threshold.get(name)))
-        seconds.append(step.seconds)
-        trigger.append(step.trigger_seconds)
-        initialization.append(step.initialization_seconds)
-    points = {name: _points(seen.get(name, []), history, last, limit) for name, history in changes.items()}
-    return StepSummary(last, changes, points, _cost(seconds, trigger, initialization))
-
-
-def size_at(changes: Changes, step: float) -> int:
-    """The size of a width after a step.
+    """Summarize steps, with at most about `limit` moments of each width.
 
     Example:
-        >>> size_at([(0, 4), (7, 6)], 7)
-        6
+        >>> steps = [Step(step=step, widths={"a": size}) for step, size in ((1, 4), (2, 6), (3, 6))]
+        >>> summarize(steps, {"a": 4}, limit=100).sizes["a"].to_dict()
+        {0: 4, 2: 6}
     """
-    return changes[max(0, bisect_right(changes, (step, float("inf"))) - 1)][1]
+    rows = sorted({step.step: step for step in steps}.values(), key=lambda step: step.step)
+    index = [row.step for row in rows]
+    last = index[-1] if index else 0
+    widths = pd.DataFrame([initial, *(row.widths for row in rows)], index=[0, *index]).bfill().ffill()
+    metric, threshold = (
+        pd.DataFrame([getattr(row, kind) for row in rows], index=index, dtype=float).reindex(columns=widths.columns)
+        for kind in ("metric", "threshold")
+    )
+    times = [(row.seconds, row.trigger_seconds, row.initialization_seconds) for row in rows[1:]]
+    sizes, moments = {}, {}
+    for name, column in widths.astype(int).items():
+        sizes[name] = column[column.diff() != 0]
+        seen = pd.DataFrame({"metric": metric[name], "threshold": threshold[name]}).dropna(subset="metric")
+        moments[name] = _moments(sizes[name], seen, last, limit)
+    return StepSummary(last, sizes, moments, pd.DataFrame(times, columns=["seconds", "trigger", "initialization"]))
 
 
-def _points(
-    seen: Sequence[tuple[int, float | None, float | None]], changes: Changes, last: int, limit: int
-) -> list[Point]:
-    grown = _grown(changes, limit)
-    observed = {step: (metric, threshold) for step, metric, threshold in seen}
-    room = max(limit - len(grown), limit // 4)
-    kept = {seen[index][0] for index in evenly(len(seen), room)} | grown.keys() | {0, last}
-    return [
-        Point(step, *observed.get(step, (None, None)), size_at(changes, step), *grown.get(step, (None, 0)))
-        for step in sorted(kept)
-    ]
+def summarize_epochs(epochs: Iterable[Epoch], initial: Sizes, limit: int) -> StepSummary:
+    """The sizes after each epoch, where there are no steps; they say nothing about cost."""
+    steps = (Step(step=epoch.step, widths=epoch.widths) for epoch in epochs)
+    return replace(summarize(steps, initial, limit), times=pd.DataFrame())
 
 
-def _grown(changes: Changes, limit: int) -> dict[int, tuple[int, int]]:
+def _moments(sizes: pd.Series, seen: pd.DataFrame, last: int, limit: int) -> pd.DataFrame:
+    """The changes of a width, the ends of the run, and as many measurements as there is room for."""
+    changes = _merged_changes(sizes, limit)
+    room = max(limit - len(changes), limit // 4)
+    kept = sorted({0, last, *changes.index, *seen.index[evenly(len(seen), room)]})
+    return seen.reindex(kept).assign(size=sizes.reindex(kept, method="ffill")).join(changes)
+
+
+def _merged_changes(sizes: pd.Series, limit: int) -> pd.DataFrame:
     """By step, the size before and the number of changes since; changes beyond the limit are merged with the next."""
-    ends = [index + 1 for index in evenly(len(changes) - 1, limit)]
-    if ends and len(ends) < len(changes) - 1:
+    count = len(sizes) - 1
+    ends = np.add(evenly(count, limit), 1)
+    if len(ends) < count:
         ends = ends[1:]  # the first change is merged, too
-    return {changes[end][0]: (changes[start][1], end - start) for start, end in zip([0, *ends], ends, strict=False)}
-
-
-def _cost(seconds: list[float], trigger: list[float], initialization: list[float]) -> Cost | None:
-    # The first step is slower, because caches and allocators are cold.
-    parts = [statistic(values[1:]) for values in (seconds, trigger, initialization)]
-    return Cost(*parts) if all(parts) else None  # type: ignore[arg-type]
+    starts = np.concatenate([[0], ends])[:-1].astype(int)
+    ends = ends.astype(int)
+    return pd.DataFrame({"before": sizes.to_numpy()[starts], "changes": ends - starts}, index=sizes.index[ends])

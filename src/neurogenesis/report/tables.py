@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from ..experiments.presets import NAMES, default_gamma
-from ..experiments.record import Result
 from .names import STRATEGY_ORDER, format_value, heading
 from .numbers import NONE, plus_minus, significant, time_unit
 from .sections import Configuration, Section
-from .statistics import Statistic, statistic
-from .steps import Cost
 
 _FEW = 3  # up to this many layers have a column each
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A text and its sort key."""
 
     text: str
@@ -34,125 +34,135 @@ class Table:
     rows: Sequence[Sequence[Cell]]
 
 
+def markdown(tables: Iterable[Table]) -> str:
+    """Tables with their titles and captions as Markdown, for documents.
+
+    Example:
+        >>> print(markdown([Table("Results", "Of one run.", ["strategy", "runs"], [[Cell("NeST", 0), Cell("1", 1)]])]))
+        ### Results
+        <BLANKLINE>
+        Of one run.
+        <BLANKLINE>
+        | strategy | runs |
+        |---|---|
+        | NeST | 1 |
+        <BLANKLINE>
+    """
+    texts = []
+    for table in tables:
+        lines = [table.columns, *([cell.text for cell in row] for row in table.rows)]
+        first, *rows = (f"| {' | '.join(map(_escaped, line))} |" for line in lines)
+        rule = "|" + "---|" * len(table.columns)
+        texts.append("\n".join([f"### {table.title}\n\n{table.caption}\n", first, rule, *rows, ""]))
+    return "\n".join(texts)
+
+
+def _escaped(text: str) -> str:
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
+
+
+def make_table(title: str, caption: str, rows: Sequence[Mapping[str, Cell]]) -> Table:
+    """A table of rows that have the same columns."""
+    return Table(title, caption, list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+
+
+def mean_cell(values: pd.Series, form: str) -> Cell:
+    """The mean of values and their standard deviation."""
+    return Cell(plus_minus(values, form), values.mean() if len(values) else -1.0)
+
+
+def time_cell(seconds: pd.Series, length: float) -> Cell:
+    """The mean of times and their standard deviation, in a unit of this many seconds."""
+    return Cell(significant(seconds, 1 / length), seconds.mean() if len(seconds) else -1.0)
+
+
+def number(value: float | None, form: str) -> Cell:
+    """A number, or none."""
+    return Cell(NONE, -1.0) if value is None or math.isnan(value) else Cell(f"{value:{form}}", value)
+
+
+def setting_cell(value: Any) -> Cell:
+    """The value of a setting."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return Cell(format_value(value), float(value) if is_number else format_value(value))
+
+
+def seeds(c: Configuration) -> Cell:
+    """The number of finished runs, and of all if there are more."""
+    finished, every = len(c.finished), len(c.runs)
+    return Cell(str(every) if finished == every else f"{finished} of {every}", float(finished))
+
+
 def results_table(section: Section) -> Table:
     """For each configuration its accuracy, parameters, final widths and training time."""
-    unit, seconds = time_unit(max((result.train_seconds for result in section.results), default=0.0))
-    columns: dict[str, Callable[[Configuration], Cell]] = {
-        "runs": lambda c: _count(len(c.finished), len(c.runs)),
-        f"{section.accuracy}, %": lambda c: _of(c, lambda result: 100 * result.accuracy, ".2f"),
-        "parameters": lambda c: _of(c, lambda result: result.parameters, ",.0f"),
-        **_widths(section),
-        f"training time, {unit}": lambda c: _measured(c.statistic(lambda result: result.train_seconds / seconds)),
-    }
+    unit, length = time_unit(max(section.results["seconds"], default=0.0))
+    layers = section.widths
+    rows = []
+    for place, c in enumerate(section.configurations):
+        rows.append(
+            {
+                **_identity(section, place, c),
+                "runs": seeds(c),
+                f"{section.accuracy}, %": mean_cell(c.results["accuracy"], ".2f"),
+                "parameters": mean_cell(c.results["parameters"], ",.0f"),
+                **(_each_width(c, layers) if len(layers) <= _FEW else {"relative widths": _relative_widths(c, layers)}),
+                f"training time, {unit}": time_cell(c.results["seconds"], length),
+            }
+        )
     caption = "Mean ± standard deviation over seeds." if section.several_seeds else "Results at the end of training."
-    if len(section.widths) > _FEW:
+    if len(layers) > _FEW:
         caption += f" Widths are relative to {section.reference}, from the first layer to the last."
-    return _table("Results", caption, section, columns, section.configurations)
+    return make_table("Results", caption, rows)
 
 
 def cost_table(section: Section) -> Table | None:
     """For each configuration the time of a step, its parts for growth, and the ratio to the small static network."""
-    costs = {id(c): found for c in section.finished if (found := _cost(c)) is not None}
+    costs = [(c, times) for c in section.finished if len(times := _times(c))]
     if not costs:
         return None
-    small = [c for c in section.finished if c.strategy == "small" and id(c) in costs]
-
-    def ratio(c: Configuration) -> Cell:
-        alike = [other for other in small if all(c.values.get(key) == value for key, value in other.values.items())]
-        if not alike:
-            return Cell(NONE, -1.0)
-        times = costs[id(c)].seconds.mean / costs[id(alike[0])].seconds.mean
-        return Cell(f"{times:.2f}", times)
-
-    columns: dict[str, Callable[[Configuration], Cell]] = {
-        "step, ms": lambda c: _measured(costs[id(c)].seconds, 1000),
-        "trigger, ms": lambda c: _measured(costs[id(c)].trigger, 1000),
-        "initialization, ms": lambda c: _measured(costs[id(c)].initialization, 1000),
-        **({"relative to Small static": ratio} if small else {}),
-    }
+    small = [(c.values, times["seconds"].mean()) for c, times in costs if c.strategy == "small"]
+    rows = []
+    for place, (c, times) in enumerate(costs):
+        row = _identity(section, place, c)
+        for part, title in (("seconds", "step"), ("trigger", "trigger"), ("initialization", "initialization")):
+            row[f"{title}, ms"] = time_cell(times[part], 0.001)
+        if small:
+            alike = [mean for values, mean in small if all(c.values.get(name) == values[name] for name in values)]
+            row["relative to Small static"] = number(times["seconds"].mean() / alike[0] if alike else None, ".2f")
+        rows.append(row)
     caption = (
         "Time of a gradient step, which includes trigger and initialization: mean ± standard deviation over runs, or "
         "over steps if there is a single run. The first step is not counted. Larger networks take longer anyway."
     )
-    return _table("Cost of a step", caption, section, columns, [c for c in section.finished if id(c) in costs])
+    return make_table("Cost of a step", caption, rows)
 
 
-def _table(
-    title: str,
-    caption: str,
-    section: Section,
-    columns: Mapping[str, Callable[[Configuration], Cell]],
-    configurations: Sequence[Configuration],
-) -> Table:
-    rows = [
-        [
-            Cell(c.name, float(place)),
-            *(_setting(c, name) for name in section.varied),
-            *(cell(c) for cell in columns.values()),
-        ]
-        for place, c in enumerate(configurations)
-    ]
-    return Table(title, caption, ["strategy", *map(heading, section.varied), *columns], rows)
+def _identity(section: Section, place: int, c: Configuration) -> dict[str, Cell]:
+    """The strategy and the settings that vary."""
+    return {"strategy": Cell(c.name, float(place))} | {heading(name): _setting(c, name) for name in section.varied}
 
 
 def _setting(c: Configuration, name: str) -> Cell:
     if name not in c.values:
         return Cell(NONE, "")
-    value = c.values[name]
-    if name == NAMES.gamma and value is None and c.strategy in STRATEGY_ORDER:
+    if name == NAMES.gamma and c.values[name] is None and c.strategy in STRATEGY_ORDER:
         settings = c.runs[0].settings
         gamma = default_gamma(settings.strategy, settings.convolutional)
         return Cell(f"{format_value(gamma)} (default)", gamma)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return Cell(format_value(value), float(value) if number else format_value(value))
+    return setting_cell(c.values[name])
 
 
-def _widths(section: Section) -> dict[str, Callable[[Configuration], Cell]]:
-    layers = section.widths
-    if len(layers) <= _FEW:
-        return {layer: lambda c, layer=layer: _width(c, layer) for layer in layers}  # type: ignore[misc]
-    return {"relative widths": lambda c: Cell(_relative(c, layers), _mean_relative(c, layers))}
+def _each_width(c: Configuration, layers: Iterable[str]) -> dict[str, Cell]:
+    form, nothing = ".0f" if len(c.finished) == 1 else ".1f", pd.Series(dtype=float)
+    return {layer: mean_cell(c.widths.get(layer, nothing), form) for layer in layers}
 
 
-def _width(c: Configuration, layer: str) -> Cell:
-    if not c.finished or not c.has(layer):
-        return Cell(NONE, -1.0)
-    return _of(c, lambda result: result.widths[layer], ".0f" if len(c.finished) == 1 else ".1f")
+def _relative_widths(c: Configuration, layers: Sequence[str]) -> Cell:
+    means = c.relative_widths.mean().reindex(layers).dropna()
+    return Cell(" ".join(f"{mean:.2f}" for mean in means), means.mean() if len(means) else -1.0)
 
 
-def _relative(c: Configuration, layers: Sequence[str]) -> str:
-    def mean(layer: str) -> str:
-        found = c.statistic(lambda result: result.relative_size(layer))
-        return NONE if found is None else f"{found.mean:.2f}"
-
-    return " ".join(mean(layer) for layer in layers if c.has(layer))
-
-
-def _mean_relative(c: Configuration, layers: Sequence[str]) -> float:
-    found = [c.statistic(lambda result: result.relative_size(layer)) for layer in layers if c.has(layer)]  # noqa: B023
-    means = [mean.mean for mean in found if mean is not None]
-    return sum(means) / len(means) if means else -1.0
-
-
-def _of(c: Configuration, value: Callable[[Result], float], form: str) -> Cell:
-    found = c.statistic(value)
-    return Cell(plus_minus(found, form), -1.0 if found is None else found.mean)
-
-
-def _measured(found: Statistic | None, scale: float = 1.0) -> Cell:
-    return Cell(significant(found, scale), -1.0 if found is None else found.mean)
-
-
-def _count(finished: int, total: int) -> Cell:
-    return Cell(str(total) if finished == total else f"{finished} of {total}", float(finished))
-
-
-def _cost(c: Configuration) -> Cost | None:
-    costs = [run.steps.cost for run in c.finished if run.steps.cost is not None]
-    if len(costs) < 2:
-        return costs[0] if costs else None
-    seconds = statistic([found.seconds.mean for found in costs])
-    trigger = statistic([found.trigger.mean for found in costs])
-    initialization = statistic([found.initialization.mean for found in costs])
-    assert seconds is not None and trigger is not None and initialization is not None
-    return Cost(seconds, trigger, initialization)
+def _times(c: Configuration) -> pd.DataFrame:
+    """The mean times of the steps of each run, or the time of each step if there is a single run."""
+    times = [run.steps.times for run in c.finished if len(run.steps.times)]
+    return times[0] if len(times) == 1 else pd.DataFrame([each.mean() for each in times])

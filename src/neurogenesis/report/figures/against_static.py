@@ -6,17 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import altair as alt
+import numpy as np
+import pandas as pd
 
 from ...experiments.settings import SHAPED
+from ..against_static import AgainstStatic, Measure, Setting, StaticCurve, has_loss
 from ..names import display_name, grown_by, is_shape
 from ..numbers import plus_minus, rounded, signed
-from ..pays import Comparison, Curve, Setting, accuracy, has_loss, lowest_loss, parameters, standard_error
 from ..sections import Configuration, missing_note
-from ..statistics import Statistic, statistic
-from .figure import Figure, Row
-from .style import STROKE, Legend, Palette, layered, small_title, tooltip
+from .figure import Data, Figure
+from .style import STROKE, Drawing, Legend, Palette, tooltip
 
 _SAMPLES = 12  # of the curve, from one size to the next: straight lines of accuracy are bent on the axis of errors
 _FAR_TICKS = (80, 50, 30, 20, 10, 7, 5, 3, 2, 1, 0.7, 0.5, 0.3, 0.2, 0.1)
@@ -34,10 +36,10 @@ class _Measure:
 
     name: str
     title: str
-    of: Callable[[Configuration], Statistic]
-    place: Callable[[float], float | None]
+    of: Measure
+    place: Callable[[float], float]
     """The place of a value on the axis."""
-    axis: Callable[[Sequence[Row], str | None], alt.Y]
+    axis: Callable[[pd.DataFrame, str | None], alt.Y]
     form: str
     better: str
     """Where on the figure networks are better than the line."""
@@ -48,16 +50,16 @@ class _Measure:
     alike: bool = False
     """Whether all settings of a preset have the same axis."""
     difference: bool = False
-    """Whether the difference from the line is told."""
+    """Whether tooltips tell the difference from the line."""
 
 
-def against_static(comparison: Comparison, palette: Palette) -> list[Figure]:
+def against_static(comparison: AgainstStatic, palette: Palette) -> list[Figure]:
     """The usual setting of two presets, and all settings; of test losses, all settings."""
     finished = [setting for setting in comparison.settings if setting.static and setting.compared]
     settings = [setting for setting in finished if not setting.real]
     chosen = _in_short(settings)
     measure = _Measure(
-        "accuracy", comparison.accuracy, accuracy, _errors, _accuracy_axis, ".2f", "above", unit=", %", alike=True,
+        "accuracy", comparison.accuracy, "accuracy", _errors, _accuracy_axis, ".2f", "above", unit=", %", alike=True,
         axes="Both axes are logarithmic, the vertical one in errors.", difference=True,
     )  # fmt: skip
     name, title = f"{comparison.name}-accuracy", f"{comparison.accuracy.capitalize()} against parameters"
@@ -70,7 +72,9 @@ def against_static(comparison: Comparison, palette: Palette) -> list[Figure]:
         figures.append(_figure(name, title, note, measure, settings, palette, columns=3, size=(235, 190)))
     with_losses = [setting for setting in finished if all(map(has_loss, (*setting.static, *setting.compared)))]
     if with_losses:
-        measure = _Measure("loss", "lowest test loss", lowest_loss, rounded, _loss_axis, ".4f", "below", least=0.01)
+        measure = _Measure(
+            "loss", "lowest test loss", "lowest_test_loss", rounded, _loss_axis, ".4f", "below", least=0.01
+        )
         name, title = f"{comparison.name}-loss", "Lowest test loss against parameters"
         note = missing_note([c for setting in with_losses for c in setting.section.configurations])
         figures.append(_figure(name, title, note, measure, with_losses, palette, columns=4, size=(190, 150)))
@@ -96,30 +100,30 @@ def _figure(
     columns: int,
     size: tuple[int, int],
 ) -> Figure:
-    legend = palette.legend([c for setting in settings for c in (*setting.compared, *setting.static)])
-    data: dict[str, list[Row]] = {}
-    charts = []
+    drawing = Drawing(palette.legend([c for setting in settings for c in (*setting.compared, *setting.static)]))
+    data = drawing.tables
     for index, setting in enumerate(settings):
-        curve = setting.curve(parameters, measure.of)
+        curve = setting.curve("parameters", measure.of)
         assert curve is not None
         data[f"curve {index}"] = _curve(curve, measure)
-        data[f"networks {index}"] = [_network(setting, c, measure) for c in (*setting.static, *setting.compared)]
+        networks = [_network(setting, c, measure) for c in (*setting.static, *setting.compared)]
+        data[f"networks {index}"] = pd.DataFrame(networks)
     for index, setting in enumerate(settings):
-        alike = [row for i, other in enumerate(settings)
-                 if other is setting or (measure.alike and other.preset == setting.preset)
-                 for row in (*data[f"curve {i}"], *data[f"networks {i}"])]  # fmt: skip
+        same = [i for i, other in enumerate(settings)
+                if other is setting or (measure.alike and other.preset == setting.preset)]  # fmt: skip
+        alike = pd.concat([data[f"{kind} {i}"] for i in same for kind in ("curve", "networks")])
         first_column, last_row = index % columns == 0, index + columns >= len(settings)
         x = _parameters_axis(alike, "parameters" if last_row else None)
         y = measure.axis(alike, f"{measure.title}{measure.unit}" if first_column else None)
-        chart = layered(*_layers(index, measure, legend, x, y, with_legend=index == 0), width=size[0], height=size[1])
-        charts.append(chart.properties(title=small_title(setting.title)))
+        layers = _layers(index, measure, drawing.legend, x, y, with_legend=index == 0)
+        drawing.add(*layers, width=size[0], height=size[1], title=setting.title)
     return Figure(
         name,
         title,
         _caption(measure, settings),
         note,
-        alt.concat(*charts, columns=columns, bounds="flush", spacing={"row": 62, "column": 50}),
-        _styled(data, legend),
+        alt.concat(*drawing.charts, columns=columns, bounds="flush", spacing={"row": 62, "column": 50}),
+        _styled(drawing),
         hint="Point at a mark to see its numbers.",
     )
 
@@ -188,58 +192,50 @@ def _fill(name: str, color: str) -> str:
     return "#ffffff" if grown_by(name) != name else color
 
 
-def _styled(data: dict[str, list[Row]], legend: Legend) -> dict[str, list[Row]]:
-    """Add the columns of colors, for charts without the legend."""
-    return {
-        table: [{**row, "fill": _fill(row["strategy"], row["color"])} if "color" in row else row for row in rows]
-        for table, rows in legend.colored(data).items()
-    }
+def _styled(drawing: Drawing) -> Data:
+    """The tables with the columns of colors, for charts without the legend."""
+    fills = {name: _fill(name, color) for name, color in drawing.legend.colors.items()}
+    return {name: table.assign(fill=table["strategy"].map(fills)) for name, table in drawing.data.items()}
 
 
-def _curve(curve: Curve, measure: _Measure) -> list[Row]:
+def _curve(curve: StaticCurve, measure: _Measure) -> pd.DataFrame:
     """The curve and its band, with enough points for a logarithmic axis."""
-    places = [curve.points[0].position]
-    for before, after in zip(curve.points, curve.points[1:], strict=False):
-        width = after.position - before.position
-        places += [before.position + width * (step + 1) / _SAMPLES for step in range(_SAMPLES)]
+    sizes = len(curve.positions)
+    indices = np.linspace(0, sizes - 1, (sizes - 1) * _SAMPLES + 1)
     rows = []
-    for place in places:
-        mean, error = curve.mean(place), curve.error(place) or 0.0
-        rows.append({"strategy": _STATIC, "parameters": rounded(math.exp(place)), **_places(measure, mean, error)})
-    return rows
+    for place in np.interp(indices, range(sizes), curve.positions):
+        places = _places(measure, curve.at([place])[0], np.nan_to_num(curve.error_at([place])))
+        rows.append({"strategy": _STATIC, "parameters": rounded(math.exp(place)), **places})
+    return pd.DataFrame(rows)
 
 
-def _network(setting: Setting, c: Configuration, measure: _Measure) -> Row:
-    found, static = measure.of(c), c.strategy == SHAPED
-    place = statistic([math.log(result.parameters) for result in c.results])
-    assert place is not None
-    sizes = [result.parameters for result in c.results]
-    difference = setting.difference(c, parameters) if measure.difference and not static else None
-    error = standard_error(found)
+def _network(setting: Setting, c: Configuration, measure: _Measure) -> dict[str, Any]:
+    found, sizes, static = c.results[measure.of], c.results["parameters"], c.strategy == SHAPED
+    difference = setting.difference(c, "parameters") if measure.difference and not static else None
+    error = found.sem()
+    bar = {} if static or math.isnan(error) else _places(measure, found.mean(), error)
     return {
-        "strategy": c.name, "parameters": rounded(math.exp(place.mean)), "least": min(sizes), "most": max(sizes),
-        **_places(measure, found.mean, error or 0.0),
-        **({"low": None, "high": None} if static or error is None else {}),
-        measure.name: plus_minus(found, measure.form), "seeds": found.n, "area": 22 if static else 70,
-        "widths": ", ".join(dict.fromkeys("-".join(map(str, result.widths.values())) for result in c.results)),
+        "strategy": c.name, "parameters": rounded(math.exp(np.log(sizes).mean())),
+        "least": sizes.min(), "most": sizes.max(), "value": measure.place(found.mean()), **bar,
+        measure.name: plus_minus(found, measure.form), "seeds": len(found), "area": 22 if static else 70,
+        "widths": ", ".join(dict.fromkeys("-".join(map(str, sizes)) for sizes in c.widths.to_numpy().tolist())),
         "difference": signed(difference.mean, difference.error) if difference else "",
     }  # fmt: skip
 
 
-def _places(measure: _Measure, mean: float, error: float) -> Row:
+def _places(measure: _Measure, mean: float, error: float) -> dict[str, float]:
     """The places of a mean and of the ends of its bar."""
     low = max(mean - error, measure.least * mean)
     return {"value": measure.place(mean), "low": measure.place(low), "high": measure.place(mean + error)}
 
 
-def _errors(percent: float) -> float | None:
+def _errors(percent: float) -> float:
     """The percentage of samples that are not classified correctly."""
     return rounded(max(_LEAST_ERROR, 100 - percent))
 
 
-def _parameters_axis(rows: Sequence[Row], title: str | None) -> alt.X:
-    values = [row[name] for row in rows for name in ("parameters", "least", "most") if row.get(name)]
-    domain = _padded(values, 0.05)
+def _parameters_axis(rows: pd.DataFrame, title: str | None) -> alt.X:
+    domain = _padded(rows[["parameters", "least", "most"]], 0.05)
     axis = alt.Axis(format="~s", values=round_numbers(*domain))
     return alt.X("parameters:Q", title=title, scale=alt.Scale(type="log", domain=domain, nice=False), axis=axis)
 
@@ -256,7 +252,7 @@ def round_numbers(low: float, high: float) -> list[float]:
     return [10.0**power * step for power in powers for step in steps if low <= 10.0**power * step <= high]
 
 
-def _accuracy_axis(rows: Sequence[Row], title: str | None) -> alt.Y:
+def _accuracy_axis(rows: pd.DataFrame, title: str | None) -> alt.Y:
     """An axis of accuracies at equal distances for equal ratios of errors."""
     domain = _domain(rows)
     top = domain[0] * (domain[1] / domain[0]) ** 0.04  # a label at the very top would move the title of the chart
@@ -266,7 +262,7 @@ def _accuracy_axis(rows: Sequence[Row], title: str | None) -> alt.Y:
     )
 
 
-def _loss_axis(rows: Sequence[Row], title: str | None) -> alt.Y:
+def _loss_axis(rows: pd.DataFrame, title: str | None) -> alt.Y:
     domain = _domain(rows)
     axis = alt.Axis(format="~g", values=_loss_ticks(*domain))
     return alt.Y("value:Q", title=title, axis=axis, scale=alt.Scale(type="log", domain=domain, nice=False))
@@ -286,8 +282,8 @@ def _loss_ticks(low: float, high: float) -> list[float]:
     return [round(number * step, 10) for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _domain(rows: Sequence[Row]) -> list[float]:
-    return _padded([row[name] for row in rows for name in ("value", "low", "high") if row.get(name)], 0.05)
+def _domain(rows: pd.DataFrame) -> list[float]:
+    return _padded(rows[["value", "low", "high"]], 0.05)
 
 
 def _error_ticks(low: float, high: float) -> list[float]:
@@ -303,8 +299,8 @@ def _error_ticks(low: float, high: float) -> list[float]:
     return [round(number * step, 6) for number in range(math.floor(high / step), math.ceil(low / step) - 1, -1)]
 
 
-def _padded(values: Sequence[float], part: float) -> list[float]:
+def _padded(values: pd.DataFrame, part: float) -> list[float]:
     """The range of values on a logarithmic axis, with some space at both ends."""
-    low, high = math.log(min(values)), math.log(max(values))
+    low, high = math.log(values.min(axis=None)), math.log(values.max(axis=None))
     space = max(part * (high - low), 0.02)
     return [math.exp(low - space), math.exp(high + space)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+import pandas as pd
 
 from ...experiments.settings import STATIC
 from ..names import STRATEGY_ORDER, display_name, grown_by, strategy_rank
@@ -32,13 +33,15 @@ _SHAPES = (
 )  # fmt: skip
 MOST_SHAPES = len(_SHAPES)
 
+FILL, STROKE = alt.Fill("color:N", scale=None), alt.Stroke("color:N", scale=None)
+
 
 @dataclass(frozen=True)
 class Palette:
     """The strategies of a report in order, each with its color."""
 
     colors: Mapping[str, str]
-    """By the strategy's name in print."""
+    """Colors by the name of the strategy in print."""
 
     @classmethod
     def of(cls, strategies: Iterable[str]) -> Palette:
@@ -84,7 +87,7 @@ class Legend:
         return alt.X("strategy:N", title=None, scale=alt.Scale(domain=self.names))
 
     def rows(self, name: str) -> alt.Chart:
-        """A chart of those rows of a table whose strategies are shown."""
+        """A chart of the rows of a table whose strategies are shown."""
         rows: alt.Chart = table(name).transform_filter(self.shown)
         return rows
 
@@ -95,10 +98,43 @@ class Legend:
         chart = chart.add_params(self.shown)
         return chart
 
-    def colored(self, data: Data) -> Data:
-        """Add a column of colors to all tables with strategies, for charts without the legend."""
-        return {name: [{**row, "color": self.colors[row["strategy"]]} if "strategy" in row else row for row in rows]
-                for name, rows in data.items()}  # fmt: skip
+
+class Drawing:
+    """The charts of a figure and their data, while it is drawn."""
+
+    def __init__(self, legend: Legend) -> None:
+        self.legend = legend
+        self.tables: dict[str, pd.DataFrame] = {}
+        self.charts: list[alt.LayerChart] = []
+        self._has_legend = False
+
+    def rows(self, name: str, rows: pd.DataFrame | None = None) -> alt.Chart:
+        """A chart of the rows of a table whose strategies are shown; the rows are given once."""
+        if rows is not None:
+            self.tables[name] = rows
+        return self.legend.rows(name)
+
+    def in_colors(self, chart: alt.Chart, channel: alt.Fill | alt.Stroke = FILL) -> alt.Chart:
+        """A chart in the colors of strategies; the first one of a figure gets the legend."""
+        if not self._has_legend:
+            self._has_legend = True
+            return self.legend.attach(chart)
+        drawn: alt.Chart = chart.encode(channel)
+        return drawn
+
+    def add(self, *layers: alt.Chart, title: str | list[str] | None = None, **size: int) -> None:
+        """Add a chart of layers, the first one at the bottom."""
+        titled = {} if title is None else {"title": small_title(title)}
+        self.charts.append(layered(*layers, **titled, **size))
+
+    @property
+    def data(self) -> Data:
+        """The tables, with a column of colors for charts without the legend."""
+        colors = self.legend.colors
+        return {
+            name: rows.assign(color=rows["strategy"].map(colors)) if "strategy" in rows else rows
+            for name, rows in self.tables.items()
+        }
 
 
 def legend_selection(field: str, values: Sequence[str]) -> alt.Parameter:
@@ -118,7 +154,6 @@ def variant_shapes(variants: Sequence[str]) -> alt.Shape:
     return alt.Shape("variant:N", scale=alt.Scale(domain=list(variants), range=list(_SHAPES)))
 
 
-FILL, STROKE = alt.Fill("color:N", scale=None), alt.Stroke("color:N", scale=None)
 HIGH, PER_STRATEGY = alt.Y2("high:Q"), alt.Detail("strategy:N")
 DEVIATION = alt.Tooltip("deviation:N", title="sd")
 STATIC_DASHED = alt.condition(

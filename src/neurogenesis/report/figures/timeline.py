@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import altair as alt
+import pandas as pd
 
 from ...defaults import MAX_INTERVAL
 from ...experiments.presets import default_gamma
@@ -11,7 +14,7 @@ from ..names import STRATEGY_ORDER, format_value, slug
 from ..numbers import rounded
 from ..runs import Run
 from ..sections import Configuration, Section
-from .figure import Choice, Figure, Row
+from .figure import Choice, Figure, stacked
 from .style import layered, table, tooltip
 
 _KINDS = {"metric": "#0072B2", "threshold": "#D55E00", "neurons": "#8a8a8a", "growth": "#222222"}
@@ -28,9 +31,7 @@ def timelines(section: Section) -> Figure | None:
     choices = [_choice(c, run) for c, run in started]
     names = [choice.name for choice in choices]
     unique = [
-        choice
-        if names.count(choice.name) == 1
-        else Choice(f"{choice.name}-{index}", choice.label, choice.about, choice.data)
+        choice if names.count(choice.name) == 1 else replace(choice, name=f"{choice.name}-{index}")
         for index, choice in enumerate(choices)
     ]
     drops = any(run.steps.drops for _, run in started)
@@ -125,7 +126,7 @@ def _choice(c: Configuration, run: Run) -> Choice:
     drops = f", {run.steps.drops} drops of dead neurons" if run.steps.drops else ""
     about = f"{run.steps.growths} growths{drops} in {run.steps.count:,} steps: {_ends(run)}.{_rule(run)}{_full(run)}"
     state = "" if run.state == "finished" else f" ({run.state})"
-    return Choice(slug(run.path.name), label + state, about, {"epochs": _epochs(run), "steps": _points(run)})
+    return Choice(slug(run.path.name), label + state, about, {"epochs": _epochs(run), "steps": _moments(run)})
 
 
 def _rule(run: Run) -> str:
@@ -163,8 +164,8 @@ def _rule(run: Run) -> str:
 def _full(run: Run) -> str:
     """Why lines end before training does."""
     slack = max(0.05 * run.steps.count, 2 * (run.settings.every or MAX_INTERVAL))
-    looks = [[point.step for point in points if point.metric is not None] for points in run.steps.points.values()]
-    if not any(steps and steps[-1] < run.steps.count - slack for steps in looks):
+    looks = [moments.index[moments["metric"].notna()] for moments in run.steps.moments.values()]
+    if not any(len(steps) and steps[-1] < run.steps.count - slack for steps in looks):
         return ""
     if run.settings.strategy == NEED:
         return ""  # the next measurement may be after the end
@@ -173,36 +174,25 @@ def _full(run: Run) -> str:
 
 
 def _ends(run: Run) -> str:
-    ends = {name: (history[0][1], history[-1][1]) for name, history in run.steps.changes.items()}
+    ends = {name: (sizes.iloc[0], sizes.iloc[-1]) for name, sizes in run.steps.sizes.items()}
     return ", ".join(
         f"{name} {first}" + (f" → {last}" if last != first else "") for name, (first, last) in ends.items()
     )
 
 
-def _epochs(run: Run) -> list[Row]:
-    return [
-        {
-            "step": epoch.step,
-            "epoch": epoch.epoch,
-            "loss": rounded(epoch.loss, 4),
-            "accuracy": None if epoch.accuracy is None else rounded(100 * epoch.accuracy, 4),
-        }
-        for epoch in run.epochs
-    ]
+def _epochs(run: Run) -> pd.DataFrame:
+    table = run.epoch_table
+    return table.assign(**{name: table[name].map(_four_digits) for name in ("loss", "accuracy")})
 
 
-def _points(run: Run) -> list[Row]:
-    return [
-        {
-            "width": name,
-            "place": place,
-            "step": point.step,
-            "metric": rounded(point.metric, 4),
-            "threshold": rounded(point.threshold, 4),
-            "size": point.size,
-            "before": point.before,
-            "growths": point.growths or None,
-        }
-        for place, (name, points) in enumerate(run.steps.points.items())
-        for point in points
-    ]
+def _moments(run: Run) -> pd.DataFrame:
+    tables = []
+    for place, (name, moments) in enumerate(run.steps.moments.items()):
+        table = moments.rename_axis("step").reset_index().rename(columns={"changes": "growths"})
+        digits = {each: table[each].map(_four_digits) for each in ("metric", "threshold")}
+        tables.append(table.assign(width=name, place=place, **digits))
+    return stacked(tables)
+
+
+def _four_digits(number: float) -> float:
+    return rounded(number, 4)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import altair as alt
+import pandas as pd
 
-from ..runs import Run
+from ..numbers import evenly
 from ..sections import Configuration, Section, missing_note, panels
-from ..statistics import evenly, statistic
-from ..steps import size_at
-from .curves import BAND, line_and_band, mean_row
-from .figure import Figure, Row
+from .curves import BAND, bands, line_and_band
+from .figure import Figure, stacked
 from .style import (
     DEVIATION,
     FILL,
     HIGH,
     STROKE,
+    Drawing,
     Legend,
     Palette,
     layered,
@@ -33,10 +33,10 @@ _NEURONS = alt.Scale(zero=True, nice=True)
 
 
 def widths(section: Section, palette: Palette) -> list[Figure]:
-    """The figures of sizes; none if all networks are static or grow on fixed schedules."""
+    """The figures of sizes; none if all networks are static, grow on fixed schedules, or have no widths."""
     configurations = [c for c in section.finished if all(run.steps.count for run in c.finished)]
     growing = [c for c in configurations if not c.static]
-    if all(c.scheduled for c in growing):
+    if all(c.scheduled for c in growing) or not section.widths:
         return []
     if len(section.widths) <= _FEW:
         return [_in_neurons(section, configurations, palette)]
@@ -44,32 +44,28 @@ def widths(section: Section, palette: Palette) -> list[Figure]:
 
 
 def _in_neurons(section: Section, configurations: Sequence[Configuration], palette: Palette) -> Figure:
-    legend, clock, parts = palette.legend(configurations), _Clock(section), panels(configurations)
+    drawing, clock, parts = Drawing(palette.legend(configurations)), _Clock(section), panels(configurations)
     # The end of a single run is the end of its line, and many variants leave no room.
     with_ends = len(parts) <= _FEW and sum(len(c.finished) for c in configurations) > 1
     width = 560 if with_ends else 370 if len(parts) == 1 else 185
     height = 200 if len(parts) == 1 else 130
     moments = _moments(len(configurations) * len(section.widths))
-    data: dict[str, list[Row]] = {}
-    charts: list[alt.LayerChart] = []
     for label, some in parts:
         for layer in section.widths:
-            having = [c for c in some if c.has(layer)]
+            having = [c for c in some if layer in c.widths]
             if not having:
                 continue
             names = [part for part in (label, layer) if part]
-            name, end = ", ".join(names), f"{', '.join(names)} at the end"
-            data[name] = [row for c in having for row in _sizes(c, layer, clock, moments)]
-            data[end] = _ends(having, layer)
+            name = ", ".join(names)
+            sizes = pd.concat([_sizes(c, layer, clock, moments) for c in having])
             numbers = tooltip("strategy:N", f"{clock.unit}:Q", alt.Tooltip("mean:Q", title="neurons"), DEVIATION)
-            x = clock.axis(width)
-            y = alt.Y("mean:Q", title="neurons" if with_ends or not charts else None, scale=_NEURONS)
-            lines = line_and_band(name, x, y, legend, numbers, with_legend=not charts, stepped=True)
-            title = small_title(name if with_ends else names)
-            charts.append(layered(*lines, width=width, height=height, title=title))
+            y = alt.Y("mean:Q", title="neurons" if with_ends or not drawing.charts else None, scale=_NEURONS)
+            lines = line_and_band(drawing, name, sizes, clock.axis(width), y, numbers, stepped=True)
+            drawing.add(*lines, width=width, height=height, title=name if with_ends else names)
             if with_ends:
-                marks, beside = _end_marks(end, legend), max(60, 24 * len(legend.names))
-                charts.append(layered(*marks, width=beside, height=height, title=small_title("at the end")))
+                rows = drawing.rows(f"{name} at the end", pd.concat([_ends(c, layer) for c in having]))
+                marks, beside = _end_marks(rows, drawing.legend), max(60, 24 * len(drawing.legend.names))
+                drawing.add(*marks, width=beside, height=height, title="at the end")
     spacing = {"row": 90, "column": 16 if with_ends else 50}
     columns = 2 if with_ends or len(parts) == 1 else 4 if len(section.widths) == 2 else 3
     return Figure(
@@ -78,15 +74,14 @@ def _in_neurons(section: Section, configurations: Sequence[Configuration], palet
         f"Neurons of each layer during training{BAND if section.several_seeds else ''}."
         + (" Right: at the end of training, a dot for each run and a bar at the mean." if with_ends else ""),
         missing_note(section.configurations),
-        alt.concat(*charts, columns=columns, bounds="flush", spacing=spacing).resolve_scale(y="shared"),
-        legend.colored(data),
+        alt.concat(*drawing.charts, columns=columns, bounds="flush", spacing=spacing).resolve_scale(y="shared"),
+        drawing.data,
     )
 
 
-def _end_marks(name: str, legend: Legend) -> list[alt.Chart]:
+def _end_marks(rows: alt.Chart, legend: Legend) -> list[alt.Chart]:
     x = legend.positions.axis(alt.Axis(labels=False, ticks=False))
     y = alt.Y("mean:Q", title=None, axis=alt.Axis(labels=False, ticks=False), scale=_NEURONS)
-    rows = legend.rows(name)
     dots = rows.transform_filter("isValid(datum.seed)").mark_point(filled=True, size=26, opacity=0.6)
     bars = rows.transform_filter("!isValid(datum.seed)").mark_tick(thickness=2.5, size=18)
     neurons = alt.Tooltip("mean:Q", title="neurons")
@@ -102,13 +97,11 @@ def _relative(section: Section, growing: Sequence[Configuration]) -> Figure:
     scheme = alt.SchemeParams(name="viridis", extent=[0, 0.88])
     color = alt.Color("layer:O", sort=layers, scale=alt.Scale(domain=layers, scheme=scheme))
     numbers = tooltip("layer:N", f"{clock.unit}:Q", alt.Tooltip("mean:Q", title="relative width"), DEVIATION)
-    data: dict[str, list[Row]] = {"one": [{"one": 1}]}
+    data = {"one": pd.DataFrame({"one": [1]})}
     charts: list[alt.LayerChart] = []
     for c in growing:
         name = ", ".join(part for part in (c.name, c.label()) if part)
-        data[name] = [
-            row for layer in layers if c.has(layer) for row in _sizes(c, layer, clock, moments, relative=True)
-        ]
+        data[name] = stacked(_sizes(c, layer, clock, moments, relative=True) for layer in c.widths)
         y = alt.Y("mean:Q", title="relative width" if len(charts) % 3 == 0 else None)
         line = table(name).transform_filter(shown).mark_line(interpolate="step-after", strokeWidth=1.7)
         line = line.encode(x=clock.axis(240), y=y, color=color, tooltip=numbers)
@@ -126,32 +119,29 @@ def _relative(section: Section, growing: Sequence[Configuration]) -> Figure:
 
 
 def _relative_at_the_end(section: Section, growing: Sequence[Configuration], palette: Palette) -> Figure:
-    legend, layers, parts = palette.legend(growing), section.widths, panels(growing)
-    beside = alt.XOffset("strategy:N", scale=alt.Scale(domain=legend.names))
+    drawing, layers, parts = Drawing(palette.legend(growing)), section.widths, panels(growing)
+    beside = alt.XOffset("strategy:N", scale=alt.Scale(domain=drawing.legend.names))
     numbers = tooltip("strategy:N", "layer:N", alt.Tooltip("mean:Q", title="relative width"), DEVIATION, "runs:Q")
-    data: dict[str, list[Row]] = {"one": [{"one": 1}]}
-    charts: list[alt.LayerChart] = []
+    drawing.tables["one"] = pd.DataFrame({"one": [1]})
     for label, some in parts:
-        name = label or "widths"
-        data[name] = [_relative_end(c, layer) for c in some for layer in layers if c.has(layer)]
         axis = alt.Axis(labelAngle=-30) if label == parts[-1][0] else alt.Axis(labels=False, ticks=False)
         x = alt.X("layer:N", title=None, scale=alt.Scale(domain=layers), axis=axis)
-        rows = legend.rows(name).encode(x=x, xOffset=beside)
+        table = pd.concat([_relative_ends(c) for c in some])
+        rows = drawing.rows(label or "widths", table).encode(x=x, xOffset=beside)
         bars = rows.transform_filter("isValid(datum.sd)").mark_rule(strokeWidth=1.5)
         bars = bars.encode(y=alt.Y("low:Q"), y2=HIGH, stroke=STROKE)
         dots = rows.mark_point(filled=True, size=50, opacity=1)
         dots = dots.encode(y=alt.Y("mean:Q", title="relative width"), tooltip=numbers)
-        dots = dots.encode(fill=FILL) if charts else legend.attach(dots)
         height = 230 if len(parts) == 1 else 150
-        charts.append(layered(_line_at_one(), bars, dots, width=800, height=height, title=small_title(label)))
+        drawing.add(_line_at_one(), bars, drawing.in_colors(dots), width=800, height=height, title=label)
     return Figure(
         f"{section.name}-relative-widths-at-the-end",
         "Relative widths at the end of training",
         f"Where the networks have grown: the final size of each layer relative to {section.reference}"
         f"{', mean over seeds with one standard deviation' if section.several_seeds else ''}. The dashed line is at 1.",
         missing_note([c for c in section.configurations if not c.static]),
-        alt.vconcat(*charts).resolve_scale(y="shared"),
-        legend.colored(data),
+        alt.vconcat(*drawing.charts).resolve_scale(y="shared"),
+        drawing.data,
     )
 
 
@@ -168,10 +158,11 @@ class _Clock:
         """The axis of a chart of this width in pixels."""
         return self._x.axis(alt.Axis(tickCount=width // 55))
 
-    def time(self, run: Run, fraction: float) -> float:
-        """The step or epoch at a fraction of a run."""
+    def times(self, c: Configuration, fractions: pd.Index) -> pd.Index:
+        """The steps or epochs at fractions of the first run."""
+        run = c.finished[0]
         whole = run.steps.count if self.unit == "step" else run.epochs[-1].epoch if run.epochs else 1
-        return round(fraction * whole, 2)
+        return (fractions * whole).map(lambda time: round(time, 2))
 
 
 def _moments(lines: int) -> int:
@@ -179,39 +170,31 @@ def _moments(lines: int) -> int:
     return max(30, min(_MOST_MOMENTS, _MOST_ROWS // lines))
 
 
-def _sizes(c: Configuration, layer: str, clock: _Clock, moments: int, relative: bool = False) -> list[Row]:
+def _sizes(c: Configuration, layer: str, clock: _Clock, moments: int, relative: bool = False) -> pd.DataFrame:
     """Mean sizes at the moments when one changes; from stretches without a change, only the ends are kept."""
-    units = [run.result.reference_size(layer) if relative and run.result else 1 for run in c.finished]
-    rows: list[Row] = []
-    changes = sorted(
-        {step / run.steps.count for run in c.finished for step, _ in run.steps.changes[layer]} | {0.0, 1.0}
-    )
-    for fraction in [changes[index] for index in evenly(len(changes), 2 * moments)]:
-        pairs = zip(c.finished, units, strict=True)
-        found = statistic([size_at(run.steps.changes[layer], fraction * run.steps.count) / unit for run, unit in pairs])
-        assert found is not None
-        row = mean_row(c, found.mean, found.sd) | ({"layer": layer} if relative else {})
-        if len(rows) > 1 and all(row.items() <= earlier.items() for earlier in rows[-2:]):
-            rows.pop()
-        rows.append(row | {clock.unit: clock.time(c.finished[0], fraction)})
-    return rows
+    runs = []
+    for run, unit in zip(c.finished, c.reference_widths[layer], strict=True):
+        sizes = run.steps.sizes[layer] / (unit if relative else 1)
+        runs.append(sizes.set_axis(sizes.index / run.steps.count))
+    seeds = pd.concat(runs, axis=1)
+    seeds = seeds.reindex(seeds.index.union([0.0, 1.0])).ffill()
+    seeds = seeds.iloc[evenly(len(seeds), 2 * moments)]
+    table = bands(seeds, c)
+    shown = table[["mean", "sd", "low", "high"]].fillna(-1.0)
+    changes = (shown != shown.shift()) | (shown != shown.shift(-1))
+    table = table.assign(**{clock.unit: clock.times(c, seeds.index)})[changes.any(axis=1)]
+    return table.assign(layer=layer) if relative else table
 
 
-def _ends(configurations: Sequence[Configuration], layer: str) -> list[Row]:
-    rows: list[Row] = []
-    for c in configurations:
-        found = c.statistic(lambda result: result.widths[layer])
-        assert found is not None
-        sizes = [(run.settings.seed, run.result.widths[layer]) for run in c.runs if run.result is not None]
-        rows += [{"strategy": c.name, "seed": seed, "mean": size} for seed, size in sizes]
-        rows.append(mean_row(c, found.mean, found.sd))
-    return rows
+def _ends(c: Configuration, layer: str) -> pd.DataFrame:
+    """The size in each run, and the mean over runs, which has no seed."""
+    each = pd.DataFrame({"strategy": c.name, "seed": c.results["seed"], "mean": c.widths[layer]})
+    return pd.concat([each, bands(c.widths[[layer]].T, c)])
 
 
-def _relative_end(c: Configuration, layer: str) -> Row:
-    found = c.statistic(lambda result: result.relative_size(layer))
-    assert found is not None
-    return mean_row(c, found.mean, found.sd) | {"layer": layer, "runs": found.n}
+def _relative_ends(c: Configuration) -> pd.DataFrame:
+    table = bands(c.relative_widths.T, c).rename_axis("layer").reset_index()
+    return table.assign(runs=len(c.finished))
 
 
 def _line_at_one() -> alt.Chart:

@@ -15,57 +15,52 @@ from neurogenesis import report
 from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.studies import select_runs
 from neurogenesis.experiments.sweep import record_study, sweep
-from neurogenesis.report.figures import Palette, against_static
-from neurogenesis.report.markdown import markdown
-from neurogenesis.report.names import strategy_name
-from neurogenesis.report.pays import (
-    Comparison,
-    Curve,
-    Difference,
-    Point,
+from neurogenesis.report.against_static import (
+    AgainstStatic,
+    StaticCurve,
     compares_with_static,
     difference,
-    make_comparison,
-    parameters,
-    seconds,
-    summarize,
+    make_against_static,
 )
-from neurogenesis.report.pays_tables import losses_table, settings_table, summary_table
-from neurogenesis.report.tables import Cell, Table
+from neurogenesis.report.against_static_tables import differences, losses_table, settings_table, summary_table
+from neurogenesis.report.figures import Palette, against_static
+from neurogenesis.report.figures.figure import rows_of
+from neurogenesis.report.names import strategy_name
+from neurogenesis.report.tables import Cell, Table, markdown
 from tests import fake_runs as fake
 from tests.runs import here
 
 # --- the curve and differences from it ------------------------------------------------------------------------
 
-CURVE = Curve([Point(1.0, 90.0, 0.3), Point(2.0, 94.0, 0.4), Point(4.0, 95.0, 0.1)])
+CURVE = StaticCurve([1.0, 2.0, 4.0], means=[90.0, 94.0, 95.0], errors=[0.3, 0.4, 0.1])
 
 
 def test_the_curve_is_linear_between_its_points() -> None:
-    assert [CURVE.mean(x) for x in (1.0, 1.25, 2.0, 3.0, 4.0)] == pytest.approx([90.0, 91.0, 94.0, 94.5, 95.0])
-    assert CURVE.weights(1.25) == pytest.approx({0: 0.75, 1: 0.25})
+    assert CURVE.at([1.0, 1.25, 2.0, 3.0, 4.0]).tolist() == pytest.approx([90.0, 91.0, 94.0, 94.5, 95.0])
 
 
 def test_the_error_of_the_curve_comes_from_the_points_next_to_it() -> None:
-    assert CURVE.error(2.0) == pytest.approx(0.4)
-    assert CURVE.error(1.25) == pytest.approx(math.sqrt((0.75 * 0.3) ** 2 + (0.25 * 0.4) ** 2))
-    assert CURVE.error(3.0) == pytest.approx(math.sqrt((0.5 * 0.4) ** 2 + (0.5 * 0.1) ** 2))
+    assert CURVE.error_at([2.0]) == pytest.approx(0.4)
+    assert CURVE.error_at([1.25]) == pytest.approx(math.sqrt((0.75 * 0.3) ** 2 + (0.25 * 0.4) ** 2))
+    assert CURVE.error_at([3.0]) == pytest.approx(math.sqrt((0.5 * 0.4) ** 2 + (0.5 * 0.1) ** 2))
+    assert CURVE.error_at([1.0, 2.0]) == pytest.approx(math.sqrt((0.5 * 0.3) ** 2 + (0.5 * 0.4) ** 2))
 
 
 def test_the_curve_is_not_extrapolated() -> None:
     for position, mean, error in ((0.0, 90.0, 0.3), (9.0, 95.0, 0.1)):
-        assert not CURVE.covers(position)
-        assert (CURVE.mean(position), CURVE.error(position)) == (mean, error)
-    assert CURVE.covers(1.0) and CURVE.covers(4.0)
+        assert not CURVE.covers([2.0, position])
+        assert (CURVE.at([position]).tolist(), CURVE.error_at([position])) == ([mean], error)
+    assert CURVE.covers([1.0, 4.0])
 
 
 def test_a_curve_of_one_size_is_that_size_everywhere() -> None:
-    curve = Curve([Point(2.0, 90.0, 0.5)])
-    assert [curve.mean(x) for x in (1.0, 2.0, 3.0)] == [90.0] * 3
-    assert curve.error(3.0) == 0.5
+    curve = StaticCurve([2.0], means=[90.0], errors=[0.5])
+    assert curve.at([1.0, 2.0, 3.0]).tolist() == [90.0] * 3
+    assert curve.error_at([3.0]) == 0.5
 
 
 def test_the_difference_of_networks_of_one_size() -> None:
-    found = difference([(3.0, 95.0), (3.0, 95.2), (3.0, 95.4)], CURVE)
+    found = difference([3.0, 3.0, 3.0], [95.0, 95.2, 95.4], CURVE)
     assert found.mean == pytest.approx(0.7)
     of_seeds, of_curve = 0.2 / math.sqrt(3), math.sqrt(0.2**2 + 0.05**2)
     assert found.error == pytest.approx(math.sqrt(of_seeds**2 + of_curve**2))
@@ -73,27 +68,23 @@ def test_the_difference_of_networks_of_one_size() -> None:
 
 
 def test_networks_of_different_sizes_are_compared_each_at_its_own() -> None:
-    found = difference([(1.0, 91.0), (4.0, 94.0)], CURVE)  # one point above the curve, and one below
+    found = difference([1.0, 4.0], [91.0, 94.0], CURVE)  # one point above the curve, and one below
     assert found.mean == pytest.approx(0.0)
     of_seeds, of_curve = math.sqrt(2) / math.sqrt(2), math.sqrt((0.5 * 0.3) ** 2 + (0.5 * 0.1) ** 2)
     assert found.error == pytest.approx(math.sqrt(of_seeds**2 + of_curve**2))
 
 
 def test_networks_beyond_the_curve_are_compared_with_its_end_and_marked() -> None:
-    found = difference([(3.0, 95.0), (5.0, 96.0)], CURVE)
+    found = difference([3.0, 5.0], [95.0, 96.0], CURVE)
     assert (found.mean, found.outside) == (pytest.approx(0.75), True)
 
 
 def test_a_difference_of_a_single_seed_has_no_error() -> None:
-    assert difference([(2.0, 95.0)], CURVE) == Difference(1.0, None, outside=False)
-    single = Curve([Point(1.0, 90.0, None), Point(2.0, 94.0, 0.4)])
-    assert difference([(1.5, 95.0), (1.5, 96.0)], single).error is None
-    assert difference([(2.0, 95.0), (2.0, 96.0)], single).error == pytest.approx(math.sqrt(0.5**2 + 0.4**2))
-
-
-@pytest.mark.parametrize(("mean", "error", "below"), [(-0.3, 0.2, True), (-0.2, 0.3, False), (-1.0, None, False)])
-def test_below_the_curve_means_by_more_than_one_standard_error(mean: float, error: float | None, below: bool) -> None:
-    assert Difference(mean, error, outside=False).below == below
+    found = difference([2.0], [95.0], CURVE)
+    assert (found.mean, found.outside) == (1.0, False) and math.isnan(found.error)
+    single = StaticCurve([1.0, 2.0], means=[90.0, 94.0], errors=[math.nan, 0.4])
+    assert math.isnan(difference([1.5, 1.5], [95.0, 96.0], single).error)
+    assert difference([2.0, 2.0], [95.0, 96.0], single).error == pytest.approx(math.sqrt(0.5**2 + 0.4**2))
 
 
 # --- a study of known numbers ---------------------------------------------------------------------------------
@@ -125,11 +116,17 @@ def write(place: Path, rate: float = 0.003, better: float = 0.0, seeds: Sequence
     return runs
 
 
-def comparison_of(place: Path, runs: Mapping[str, Any]) -> Comparison:
+def comparison_of(place: Path, runs: Mapping[str, Any]) -> AgainstStatic:
     fake.write_json(place / "study.json", {"study": "pays", "title": "Does growing pay?", "runs": runs})
     (study,) = report.read([place]).studies
     assert study.against_static
-    return make_comparison(study, study.name)
+    return make_against_static(study, study.name)
+
+
+def summary_of(comparison: AgainstStatic) -> Table:
+    table = summary_table(comparison)
+    assert table is not None
+    return table
 
 
 def texts(table: Table) -> list[dict[str, str]]:
@@ -140,19 +137,17 @@ def test_differences_by_hand(tmp_path: Path) -> None:
     (setting,) = comparison_of(tmp_path, write(tmp_path)).settings
     by_name = {c.name: c for c in setting.compared}
     assert list(by_name) == ["NORTH-Random", "Need", "Need's shape from scratch"]
-    curve = setting.curve(parameters)
+    curve = setting.curve("parameters")
     assert curve is not None
-    assert [(math.exp(point.position), point.mean) for point in curve.points] == [
-        (pytest.approx(100), pytest.approx(90.1)),
-        (pytest.approx(10_000), pytest.approx(94.2)),
-    ]
-    assert [point.error for point in curve.points] == pytest.approx([0.1, 0.2])  # half the difference of two values
-    found = setting.difference(by_name["Need"], parameters)
+    assert list(map(math.exp, curve.positions)) == pytest.approx([100, 10_000])
+    assert curve.means == pytest.approx([90.1, 94.2])
+    assert curve.errors == pytest.approx([0.1, 0.2])  # half the difference of two values
+    found = setting.difference(by_name["Need"], "parameters")
     assert found is not None
     assert found.mean == pytest.approx(93.2 - (90.1 + 94.2) / 2)
     assert found.error == pytest.approx(math.sqrt(0.2**2 + (0.5 * 0.1) ** 2 + (0.5 * 0.2) ** 2))
-    assert setting.difference(by_name["Need"], seconds) == found
-    slow = setting.difference(by_name["NORTH-Random"], seconds)
+    assert setting.difference(by_name["Need"], "seconds") == found
+    slow = setting.difference(by_name["NORTH-Random"], "seconds")
     assert slow is not None
     assert (slow.mean, slow.outside) == (pytest.approx(90.5 - 94.2), True)
 
@@ -162,12 +157,12 @@ def test_slower_and_less_accurate_networks_are_no_reference_for_time(tmp_path: P
     for path in tmp_path.glob("mnist/static8-*/result.json"):  # the smallest network was the slowest, by chance
         fake.write_json(path, json.loads(path.read_text()) | {"train_seconds": 90.0})
     (setting,) = comparison_of(tmp_path, runs).settings
-    by_time, by_parameters = setting.curve(seconds), setting.curve(parameters)
+    by_time, by_parameters = setting.curve("seconds"), setting.curve("parameters")
     assert by_time is not None and by_parameters is not None
-    assert [point.mean for point in by_time.points] == pytest.approx([94.2])
-    assert len(by_parameters.points) == 2
+    assert by_time.means == pytest.approx([94.2])
+    assert len(by_parameters.means) == 2
     need = next(c for c in setting.compared if c.strategy == "need")
-    found = setting.difference(need, seconds)
+    found = setting.difference(need, "seconds")
     assert found is not None and found.outside
     assert found.mean == pytest.approx(93.2 - 94.2)
 
@@ -192,7 +187,7 @@ def test_strategies_are_summarized_over_settings(tmp_path: Path) -> None:
         "mnist, lr 0.001, constant",
         "mnist, lr 0.003, constant",
     ]
-    rows = texts(summary_table(comparison))
+    rows = texts(summary_of(comparison))
     assert [row["strategy"] for row in rows] == ["NORTH-Random", "Need", "Need's shape from scratch"]
     need = rows[1]  # 1.05 above the curve at one rate, 0.95 below it at the other
     assert need["minus static of the same parameters"] == "+0.05 ± 1.00"
@@ -202,17 +197,31 @@ def test_strategies_are_summarized_over_settings(tmp_path: Path) -> None:
 
 
 def test_a_single_setting_keeps_its_own_error(tmp_path: Path) -> None:
-    found = summarize(comparison_of(tmp_path, write(tmp_path)).settings, "need")
-    assert found is not None and found.by_parameters is not None
-    assert found.by_parameters.error == pytest.approx(math.sqrt(0.2**2 + 0.05**2 + 0.1**2))
-    assert summarize([], "need") is None
+    comparison = comparison_of(tmp_path, write(tmp_path))
+    error = math.sqrt(0.2**2 + 0.05**2 + 0.1**2)
+    found = differences(comparison).set_index("strategy")
+    assert found["parameters error"]["need"] == pytest.approx(error)
+    need = texts(summary_of(comparison))[1]
+    assert need["minus static of the same parameters"] == f"+1.05 ± {error:.2f}"
+    assert need["settings below the curve"] == "0 of 1"
+
+
+def test_networks_with_real_targets_are_not_summarized(tmp_path: Path) -> None:
+    runs = write(tmp_path)
+    for name in runs:
+        runs[name] |= {"preset": "tabular", "table": "friedman1"}
+        fake.write_json(tmp_path / name / "settings.json", runs[name])
+    comparison = comparison_of(tmp_path, runs)
+    assert summary_table(comparison) is None
+    assert len(settings_table(comparison).rows) == 4
+    assert report.write([tmp_path], tmp_path / "out", ["html", "md"])
 
 
 def test_a_single_seed_has_differences_without_errors(tmp_path: Path) -> None:
     comparison = comparison_of(tmp_path, write(tmp_path, seeds=[1]))
     need = texts(settings_table(comparison))[1]
     assert need["minus static of the same parameters"] == "+1.00"
-    assert texts(summary_table(comparison))[1]["settings below the curve"] == "—"
+    assert texts(summary_of(comparison))[1]["settings below the curve"] == "—"
 
 
 def test_runs_that_differ_in_more_than_size_are_not_compared(tmp_path: Path) -> None:
@@ -255,7 +264,7 @@ def test_the_study_of_tables_shows_losses(tmp_path: Path) -> None:
     record_study(tmp_path / "tabular", "tabular", study.title, runs)
     assert not sweep(runs, tmp_path / "tabular", here).failed
     (found,) = report.read([tmp_path]).studies
-    comparison = make_comparison(found, "tabular")
+    comparison = make_against_static(found, "tabular")
     table = losses_table(comparison)
     assert table is not None
     (row,) = texts(table)
@@ -267,8 +276,9 @@ def test_the_study_of_tables_shows_losses(tmp_path: Path) -> None:
     assert row["shape from scratch"] != "—" and row["widths"] == "16-16"
     assert len(runs) == 9 and set(losses) == {"4", "8", "16", "32", "64", "128", "256"}
     figure = against_static(comparison, Palette.of([strategy_name(run.settings) for run in comparison.runs]))[-1]
-    places = {each["parameters"]: each["value"] for each in figure.data["networks 0"] if each["strategy"] == "Static"}
-    assert figure.name == "tabular-loss" and sorted(places.values()) == pytest.approx(sorted(losses.values()), rel=1e-4)
+    networks = figure.data["networks 0"].set_index("strategy")
+    assert figure.name == "tabular-loss"
+    assert sorted(networks["value"]["Static"]) == pytest.approx(sorted(losses.values()), rel=1e-4)
 
 
 def test_epochs_that_follow_from_other_settings_are_no_setting_of_their_own(tmp_path: Path) -> None:
@@ -326,7 +336,7 @@ def test_a_report_has_tables_and_figures_in_all_formats(study: Path, tmp_path: P
     tables = (tmp_path / "pays-small.md").read_text()
     assert tables.count("\n| Need | ") == 4 + 3  # in each setting; over all and for each preset
     page = (tmp_path / "report.html").read_text()
-    assert "Need&#x27;s shape from scratch" in page and f'id="{figure}-in-short"' in page
+    assert "Need&#39;s shape from scratch" in page and f'id="{figure}-in-short"' in page
     assert not report.read([study]).skipped
 
 
@@ -354,6 +364,15 @@ def test_only_studies_with_static_networks_of_several_sizes_have_a_curve() -> No
     )
 
 
+def test_a_study_without_finished_runs_has_a_report(tmp_path: Path) -> None:
+    place = small_study(tmp_path)
+    for path in place.rglob("result.json"):
+        path.unlink()
+    (page, tables) = report.write([place], tmp_path / "out", ["html", "md"])
+    assert "48 of 48 runs are not shown: 48 unfinished" in page.read_text()
+    assert tables.read_text() == ""
+
+
 def test_missing_runs_are_named(tmp_path: Path) -> None:
     absent = ["mnist/staticneed-0.003-2"]
     place = small_study(tmp_path, absent)
@@ -365,9 +384,9 @@ def test_missing_runs_are_named(tmp_path: Path) -> None:
     assert "failed: not run: it needs the final shape of need, which failed" in page.read_text()
 
 
-def drawn(study: Path) -> tuple[Comparison, list[Any]]:
+def drawn(study: Path) -> tuple[AgainstStatic, list[Any]]:
     found = report.read([study])
-    comparison = make_comparison(found.studies[0], "pays-small")
+    comparison = make_against_static(found.studies[0], "pays-small")
     return comparison, against_static(comparison, Palette.of(strategy_name(run.settings) for run in found.runs))
 
 
@@ -376,20 +395,20 @@ def test_the_figure_shows_the_curve_and_every_network(study: Path) -> None:
     assert len(full.data) == 2 * len(comparison.settings) and len(short.data) == 2 * 2
     assert full.chart.to_dict() and short.chart.to_dict()  # raise an error if they are not valid
     for index, setting in enumerate(comparison.settings):
-        rows = {row["strategy"]: row for row in full.data[f"networks {index}"]}
+        rows = {row["strategy"]: row for row in rows_of(full.data[f"networks {index}"])}
         assert set(rows) == {"Static", "NORTH-Random", "Need", "Need's shape from scratch"}
         for c in setting.compared:
-            results = c.results
+            results = [run.result for run in c.runs if run.result is not None]
             mean = sum(100 * result.accuracy for result in results) / len(results)
             assert rows[c.name]["value"] == pytest.approx(100 - mean, rel=1e-4)
             assert rows[c.name]["least"] == min(result.parameters for result in results)
             assert rows[c.name]["most"] == max(result.parameters for result in results)
             assert rows[c.name]["high"] <= rows[c.name]["value"] <= rows[c.name]["low"]
-        curve = setting.curve(parameters)
+        curve = setting.curve("parameters")
         assert curve is not None
-        line = {round(math.log(row["parameters"]), 3): row["value"] for row in full.data[f"curve {index}"]}
-        for point in curve.points:
-            assert line[round(point.position, 3)] == pytest.approx(100 - point.mean, rel=1e-4)
+        line = {round(math.log(row["parameters"]), 3): row["value"] for row in rows_of(full.data[f"curve {index}"])}
+        for position, mean in zip(curve.positions, curve.means, strict=True):
+            assert line[round(position, 3)] == pytest.approx(100 - mean, rel=1e-4)
 
 
 def test_the_smaller_figure_shows_presets_at_their_own_learning_rate(study: Path) -> None:
@@ -400,7 +419,7 @@ def test_the_smaller_figure_shows_presets_at_their_own_learning_rate(study: Path
 
 def test_a_shape_from_scratch_is_a_hollow_mark_of_the_strategy_that_grew_it(study: Path) -> None:
     _, (_, full) = drawn(study)
-    rows = {row["strategy"]: row for row in full.data["networks 0"]}
+    rows = {row["strategy"]: row for row in rows_of(full.data["networks 0"])}
     need, shape = rows["Need"], rows["Need's shape from scratch"]
     assert need["color"] == shape["color"] == need["fill"] != shape["fill"] == "#ffffff"
     (legend,) = {
@@ -419,7 +438,7 @@ def test_a_perfect_network_has_a_place_on_the_logarithmic_axis(tmp_path: Path) -
     for path in place.rglob("need*/result.json"):
         fake.write_json(path, json.loads(path.read_text()) | {"accuracy": 1.0})
     _, (_, full) = drawn(place)
-    assert all(row["value"] > 0 for rows in full.data.values() for row in rows)
+    assert all((rows["value"] > 0).all() for rows in full.data.values())
 
 
 def test_markdown_tables_survive_any_text() -> None:
