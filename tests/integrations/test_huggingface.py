@@ -714,7 +714,7 @@ def test_weights_without_sizes_are_named_with_the_way_to_load_them(tmp_path: Pat
     model = gpt2()
     ng.grow(model, "transformer.h.0.mlp.c_fc", 3, example={"input_ids": TOKENS})
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"the sizes of the widths are not there: load them with .*load_state_dict"):
+    with pytest.raises(ValueError, match=r"sizes of widths were not saved with it: .*load_state_dict"):
         from_pretrained(GPT2LMHeadModel, tmp_path)
     other = gpt2()
     ng.load_state_dict(other, tmp_path, example={"input_ids": TOKENS})

@@ -492,7 +492,7 @@ def test_a_checkpoint_from_before_the_callback_says_what_to_do(tmp_path: Path) -
     fitting = trainer(max_epochs=1)
     fitting.fit(Loading(hidden=7), data())
     fitting.save_checkpoint(tmp_path / "last.ckpt")
-    with pytest.raises(ValueError, match=r"net.0.weight has shape \(7, 8\) in the checkpoint.*load_state_dict"):
+    with pytest.raises(ValueError, match=r"net.0.weight has shape \(7, 8\) in the state.*load_state_dict"):
         trainer(growing()).fit(Inner(), data(), ckpt_path=tmp_path / "last.ckpt")
 
 

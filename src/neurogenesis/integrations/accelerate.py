@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from ..growing.grower import Grower
-from ..structure.modes import ordinary_tensors
-from .checkpoints import KEY, fit, read_state
-from .sizes import SavedSizes
+from ..structure.saved_sizes import SavedSizes
+from .checkpoints import KEY, read_state, resize_model
+from .growers import growth_of
 
 
 class Accelerator(Protocol):
@@ -71,7 +72,6 @@ def register_for_checkpointing(accelerator: Accelerator, grower: Grower) -> None
         if accelerator.is_main_process:
             SavedSizes.of(grower.model).write(path)
 
-    @torch.no_grad()
     def resize(models: Sequence[nn.Module], directory: str) -> None:
         number = number_of(models)
         names = ("model.safetensors", "pytorch_model.bin")
@@ -80,10 +80,10 @@ def register_for_checkpointing(accelerator: Accelerator, grower: Grower) -> None
         if file is None or not sizes.exists():
             missing = sizes if file is not None else _numbered(directory, names[0], number)
             raise FileNotFoundError(f"{missing} does not exist: it was not saved with this grower registered")
-        with ordinary_tensors():
-            fit(grower.model, read_state(file)[0], SavedSizes.read(sizes), optimizer=grower.optimizers)
+        resize_model(grower.model, read_state(file)[0], SavedSizes.read(sizes), optimizer=grower.optimizers)
 
-    accelerator.register_for_checkpointing(grower)
+    growth = SimpleNamespace(state_dict=partial(growth_of, grower), load_state_dict=grower.load_state_dict)
+    accelerator.register_for_checkpointing(growth)
     accelerator.register_save_state_pre_hook(save_sizes)
     accelerator.register_load_state_pre_hook(resize)
 

@@ -1,4 +1,4 @@
-"""Load the weights of grown networks, from anywhere: the model is resized to the shapes in the state."""
+"""Read states of models from files of any kind, and load them into a model that is resized to them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
-from ..structure.axes import named_tensors, unwrapped
+from ..structure.axes import unwrapped
 from ..structure.examples import Examples
 from ..structure.modes import ordinary_tensors
-from ..structure.solving import sizes_from_shapes
-from ..structure.widths import known_widths, last_widths
+from ..structure.saved_sizes import SavedSizes
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery
-from ..surgery.resizing import resize_widths
-from .sizes import SavedSizes
+from ..surgery.resizing import resize_to_saved
 
 KEY = "neurogenesis"  # of the sizes of widths in checkpoints
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "model.pt")  # in directories of Hugging Face and Accelerate
@@ -70,71 +68,42 @@ def load_state_dict(
         >>> torch.equal(fresh(example), grown(example))
         True
     """
-    model, saved = unwrapped(model), None
+    model, saved = unwrapped(model), SavedSizes()
     if not isinstance(state, Mapping):
         state, saved = read_state(as_file(state))
-    state, prefix = part_for(model, state)
-    if saved is not None:
-        saved = saved.inside(prefix)
+    state, prefix = state_of(model, state)
+    return load_weights(model, state, saved.without_prefix(prefix), example, strict=strict, optimizer=optimizer)
+
+
+def load_weights(
+    model: nn.Module,
+    state: State,
+    saved: SavedSizes,
+    example: Examples | None = None,
+    *,
+    strict: bool = True,
+    optimizer: Optimizers = None,
+) -> dict[str, int]:
+    """Resize a model to a state with its own names and load it; returns the new sizes of widths."""
     state = with_shared(model, state)
     if strict:
         check_names(model, state)
+    resized = resize_model(model, state, saved, example, optimizer)
     with ordinary_tensors(), torch.no_grad():
-        resized = fit(model, state, saved, example, optimizer)
         model.load_state_dict(state, strict=strict)
     return resized
 
 
-def fit(
+def resize_model(
     model: nn.Module,
     state: State,
-    saved: SavedSizes | None = None,
+    saved: SavedSizes,
     example: Examples | None = None,
     optimizer: Optimizers = None,
 ) -> dict[str, int]:
-    """Resize a model to the shapes in a state, which the caller then loads; returns the new sizes of widths."""
-    with Surgery(model, optimizer, ages=False) as surgery:
-        return fit_in(surgery, state, saved, example)
-
-
-def fit_in(
-    surgery: Surgery, state: State, saved: SavedSizes | None = None, example: Examples | None = None
-) -> dict[str, int]:
-    """Resize a model as `fit` does, as a part of a surgery, which reverts it if another part fails."""
-    model = surgery.model
-    tensors, shapes = named_tensors(model), shapes_in(model, state)
-    differing = [name for name, shape in shapes.items() if tensors[name].shape != shape]
-    if not differing:
-        return {}
-    found = last_widths(model)
-    known = found is not None and found.differs_from(model) is None
-    if not known and example is None and saved is not None and saved.widths:
-        surgery.apply(saved.plan(model, shapes))
-        return saved.widths
-    if not known and example is None:
-        first = differing[0]
-        raise ValueError(
-            f"{first} has shape {shapes[first]} in the state, but {tuple(tensors[first].shape)} in the model: pass an "
-            "input of the model as example=, or call neurogenesis.widths(model, example) first, so that its widths can "
-            "be resized"
-        )
-    with torch.enable_grad():
-        found = known_widths(model, example)
-    for name in (each for each in differing if each in found.structure.unused):
-        raise ValueError(
-            f"{name} has shape {shapes[name]} in the state, but {tuple(tensors[name].shape)} in the model, and no "
-            "example uses it: switch it on before the state is loaded, or pass a list of inputs that together use all "
-            "layers, as example=[...]"
-        )
-    sizes = sizes_from_shapes(found, shapes)
-    resized = {name: number for name, number in sizes.items() if found[name].size != number}
-    resize_widths(surgery, found, resized, torch.Generator().manual_seed(0))
-    return resized
-
-
-def shapes_in(model: nn.Module, state: State) -> dict[str, tuple[int, ...]]:
-    """Shapes in a state of the tensors that the model has."""
-    return {name: tuple(state[name].shape) for name in named_tensors(model) if isinstance(state.get(name), Tensor)}
+    """Resize a model to a state that is loaded afterwards; returns the new sizes of widths."""
+    with ordinary_tensors(), torch.no_grad(), Surgery(model, optimizer, ages=False) as surgery:
+        return resize_to_saved(surgery, state, saved, example)
 
 
 def as_file(file: File) -> Path | IO[bytes]:
@@ -152,18 +121,16 @@ def name_of(file: Path | IO[bytes]) -> str:
     return str(name) if isinstance(name, (str, Path)) else "the file"
 
 
-def read_state(path: Path | IO[bytes]) -> tuple[State, SavedSizes | None]:
+def read_state(path: Path | IO[bytes]) -> tuple[State, SavedSizes]:
     """Read the state of a model from a file or directory, with the sizes of its widths if they are there."""
     if isinstance(path, Path) and path.is_dir():
         return _read_directory(path)
     if isinstance(path, Path) and path.suffix == ".safetensors":
-        return _read_safetensors(path), None
+        return _read_safetensors(path), SavedSizes()
     content = read_content(path)
     if KEY in content and isinstance(content.get("models"), Mapping):  # of save()
         return _read_models(content["models"])
-    saved = SavedSizes.from_state(content["sizes"]) if KEY in content and "sizes" in content else None
-    if saved is None and isinstance(content.get(KEY), Mapping):  # of the callbacks
-        saved = SavedSizes.from_state(content[KEY]["sizes"])
+    saved = sizes_in(content)
     for key in ("model", "state_dict", "model_state_dict"):  # format 1, Lightning's, and what tutorials use
         if isinstance(content.get(key), Mapping):
             return content[key], saved
@@ -172,20 +139,26 @@ def read_state(path: Path | IO[bytes]) -> tuple[State, SavedSizes | None]:
     return content, saved
 
 
+def sizes_in(content: Mapping[str, Any]) -> SavedSizes:
+    """The sizes in a file of the first format, or in a checkpoint of Lightning; empty in files of others."""
+    entry = content.get(KEY, {})
+    sizes = (entry if isinstance(entry, Mapping) else content).get("sizes")
+    return SavedSizes() if sizes is None else SavedSizes.from_state(sizes)
+
+
 def _read_models(models: Mapping[str, Any]) -> tuple[State, SavedSizes]:
     """The states of one or more models; if they have names, these are prefixes."""
     if list(models) == [""]:
         return models[""]["state"], SavedSizes.from_state(models[""]["sizes"])
-    state, sizes = {}, SavedSizes({}, {}, [])
+    state, sizes = {}, SavedSizes()
     for name, own in models.items():
         state.update({f"{name}.{key}": value for key, value in own["state"].items()})
         sizes = sizes.joined(SavedSizes.from_state(own["sizes"]).below(name))
     return state, sizes
 
 
-def _read_directory(path: Path) -> tuple[State, SavedSizes | None]:
-    sizes = path / f"{KEY}.json"
-    saved = SavedSizes.read(sizes) if sizes.exists() else None
+def _read_directory(path: Path) -> tuple[State, SavedSizes]:
+    saved = SavedSizes.read(path / f"{KEY}.json")
     for name in _WEIGHT_FILES:
         index = path / f"{name}.index.json"
         if (path / name).exists():
@@ -234,8 +207,8 @@ def read_content(path: Path | IO[bytes], map_location: Any = "cpu") -> dict[str,
     return content
 
 
-def part_for(model: nn.Module, state: State) -> tuple[State, str]:
-    """The part of a state with the names of the model, without its prefix, and the prefix."""
+def state_of(model: nn.Module, state: State) -> tuple[State, str]:
+    """The entries of a state that are the model's, by its own names, and the prefix that they have in the state."""
     names = list(model.state_dict(keep_vars=True))
     if not names or names[0] in state:
         return state, ""

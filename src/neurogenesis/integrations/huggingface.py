@@ -24,13 +24,12 @@ from ..files import replace_file
 from ..growing.grower import Grower
 from ..passes.replay import Hook
 from ..strategies import strategy as as_strategy
-from ..structure.modes import ordinary_tensors
+from ..structure.saved_sizes import SavedSizes
 from ..structure.widths import widths
 from ..surgery.ages import resume
-from .checkpoints import KEY, fit
-from .loaders import training_samples
+from .checkpoints import KEY, resize_model
+from .growers import growth_of, training_samples
 from .pretrained import from_pretrained, has_adapters, save_pretrained, saved_files, saved_names, update_config
-from .sizes import SavedSizes
 
 __all__ = ["GrowerCallback", "from_pretrained", "save_pretrained", "update_config"]
 
@@ -134,7 +133,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         found = [each for each in (output / name, *output.glob(f"run-*/{name}")) if each.is_dir()]
         directory = max(found, key=lambda each: each.stat().st_mtime, default=output / name)  # of several trials
         model: Any = self.grower.model
-        content = self.grower.state_dict()
+        content = growth_of(self.grower)
         replace_file(directory / f"{KEY}.pt", lambda partial: torch.save(content, partial))
         SavedSizes.of(model).write(directory / f"{KEY}.json")
         if _has_config(model) and update_config(model):
@@ -151,7 +150,6 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
 
     # --- checkpoints -------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def _before_loading(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         """Resize the model to a state that is about to be loaded, and give the state the model's names."""
         if prefix:
@@ -165,16 +163,14 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         if all(shapes.get(name, value.shape) == value.shape for name, value in present.items()):
             return
         directory = self._checkpoint_of(module, state)
-        sizes = None if directory is None else directory / f"{KEY}.json"
-        saved = SavedSizes.read(sizes) if sizes is not None and sizes.exists() else None
+        saved = SavedSizes() if directory is None else SavedSizes.read(directory / f"{KEY}.json")
         example, tie = self.named.get("example"), self.named.get("tie", ())
         if example is not None and tie and self.grower is None:
             with torch.enable_grad():
                 widths(module, example, tie=tie)
         optimizers = None if self.grower is None or self.grower.model is not module else self.grower.optimizers
         try:
-            with ordinary_tensors():
-                fit(module, state, saved, example, optimizers)
+            resize_model(module, state, saved, example, optimizers)
         except ValueError as error:
             raise ValueError(
                 f"the checkpoint does not fit the model: {error}. If the checkpoint is not inside "

@@ -6,39 +6,33 @@ import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from ..defaults import STRATEGY
 from ..growing.grower import Grower
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
-from ..structure.axes import named_tensors
-from ..structure.modes import ordinary_tensors
+from ..structure.saved_sizes import SavedSizes
 from ..surgery.ages import resume
 from .called import OutermostCalls
-from .checkpoints import KEY
+from .checkpoints import KEY, resize_model, sizes_in
+from .growers import growth_of, optimizers_of, training_samples
 from .lightning_module import (
     BeforeHook,
     averages_in,
     averages_of,
     loss_again,
     on_device,
-    optimizers_of,
     path_of,
     silent,
     submodule,
 )
-from .loaders import training_samples
-from .sizes import SavedSizes
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -95,7 +89,7 @@ class GrowerCallback(Callback):
         self._problem: ValueError | None = None  # why the first module that was called cannot grow
         self._logged = False  # whether the loggers have the initial sizes
         self._saved: dict[str, Any] | None = None  # state of growth to continue from
-        self._sizes = SavedSizes({}, {}, [])  # of the last checkpoint
+        self._sizes = SavedSizes()  # of the last checkpoint
         self._owner: Callable[[], LightningModule | None] = lambda: None  # the LightningModule of all this
         self._hooks: list[BeforeHook] = []
 
@@ -110,7 +104,7 @@ class GrowerCallback(Callback):
         owner = self._owner()
         if owner is not pl_module and (stage == "fit" or owner is None):
             self.grower, self._saved, self._path = None, None, self.module or ""
-            self._sizes, self._owner = SavedSizes({}, {}, []), weakref.ref(pl_module)
+            self._sizes, self._owner = SavedSizes(), weakref.ref(pl_module)
         load = partial(self._before_loading, trainer, pl_module, stage)
         save = partial(self._before_saving, pl_module)
         self._hooks = [
@@ -231,11 +225,10 @@ class GrowerCallback(Callback):
     def _before_saving(self, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._owner() is not pl_module:
             return
-        entry = checkpoint.setdefault(KEY, {"sizes": SavedSizes({}, {}, []).state(), "growers": {}})
+        entry = checkpoint.setdefault(KEY, {"sizes": SavedSizes().state(), "growers": {}})
         if self._key in entry["growers"]:
             return  # both the callback and the module are asked
-        sizes = known_sizes(pl_module, self._path)
-        sizes = sizes if sizes.widths else self._sizes
+        sizes = _sizes_of(pl_module, self._path) or self._sizes
         entry["sizes"] = SavedSizes.from_state(entry["sizes"]).joined(sizes).state()
         state = self._state()
         if state is not None and "optimizer_states" in checkpoint:  # not if only weights are saved
@@ -247,13 +240,12 @@ class GrowerCallback(Callback):
         if self._owner() is not pl_module:
             return resize_to_checkpoint(pl_module, checkpoint)
         self._pause()
-        self._sizes = _sizes_in(checkpoint)
-        if not self._sizes.widths:  # it was saved before they were known
-            self._sizes = known_sizes(pl_module, self._path, _shapes_in(checkpoint))
+        state = checkpoint["state_dict"]
+        self._sizes = sizes_in(checkpoint) or _sizes_of(pl_module, self._path, state)  # if saved before they were known
         optimizers = [] if stage == "fit" else optimizers_of(pl_module, trainer.optimizers)  # fit makes new ones
-        _resize(pl_module, checkpoint, self._sizes, optimizers)
+        resize_model(pl_module, state, self._sizes, optimizer=optimizers)
         for average in averages_of(trainer):
-            _resize(average, checkpoint, self._sizes)
+            resize_model(average, state, self._sizes)
         saved = (checkpoint.get(KEY) or {}).get("growers", {}).get(self._key)
         self._path = self._path if saved is None else saved["path"]
         self._saved = None if saved is None else saved["state"]
@@ -261,7 +253,7 @@ class GrowerCallback(Callback):
     def _state(self) -> dict[str, Any] | None:
         """The state of growth, if it has begun."""
         if self._watching and self.grower is not None:
-            return self.grower.state_dict() if self.grower.layers else None
+            return growth_of(self.grower) if self.grower.layers else None
         return self._saved
 
     def _pause(self) -> None:
@@ -306,47 +298,16 @@ def resize_to_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) ->
         >>> class Classifier(L.LightningModule):
         ...     on_load_checkpoint = resize_to_checkpoint
     """
-    _resize(module, checkpoint, _sizes_in(checkpoint))
+    resize_model(module, checkpoint["state_dict"], sizes_in(checkpoint))
 
 
-def known_sizes(
-    pl_module: LightningModule, path: str, shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> SavedSizes:
-    """The sizes of a submodule and of its averages, or those with other shapes; empty if its widths are not known."""
-    module = submodule(pl_module, path)
-    own = {name: f"{path}.{name}" if path else name for name in named_tensors(module)}
-    inner = None if shapes is None else {name: shapes[full] for name, full in own.items() if full in shapes}
-    sizes = SavedSizes.of(module, inner)
+def _sizes_of(pl_module: LightningModule, path: str, state: Mapping[str, Any] | None = None) -> SavedSizes:
+    """The sizes of a submodule and its averages, or those in a state of the LightningModule; empty if not known."""
+    module, prefix = submodule(pl_module, path), f"{path}." if path else ""
+    if state is not None:
+        state = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+    sizes = SavedSizes.of(module, state)
     result = sizes.below(path)
     for average in averages_in(pl_module, module):
         result = result.joined(sizes.below(f"{average}.module"))
     return result
-
-
-def _sizes_in(checkpoint: Mapping[str, Any]) -> SavedSizes:
-    entry = checkpoint.get(KEY)
-    return SavedSizes({}, {}, []) if entry is None else SavedSizes.from_state(entry["sizes"])
-
-
-def _shapes_in(checkpoint: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items() if isinstance(value, Tensor)}
-
-
-def _resize(
-    module: nn.Module, checkpoint: Mapping[str, Any], sizes: SavedSizes, optimizers: Sequence[Optimizer] = ()
-) -> None:
-    """Give a module the shapes in a checkpoint; the sizes say what may differ."""
-    tensors = named_tensors(module)
-    shapes = {name: shape for name, shape in _shapes_in(checkpoint).items() if name in tensors}
-    differing = [name for name, shape in shapes.items() if tensors[name].shape != shape]
-    if not differing:
-        return
-    if not sizes.widths:
-        name = differing[0]
-        raise ValueError(
-            f"{name} has shape {shapes[name]} in the checkpoint and {tuple(tensors[name].shape)} in the model, and the "
-            "checkpoint does not contain the sizes of widths, as it was saved without GrowerCallback: load it with "
-            "neurogenesis.load_state_dict(model, path, example=x)"
-        )
-    with ordinary_tensors(), torch.no_grad():
-        sizes.resize(module, shapes, optimizers)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_map_only
 
@@ -32,13 +31,6 @@ def submodule(pl_module: LightningModule, path: str) -> nn.Module:
 def path_of(module: nn.Module, pl_module: LightningModule) -> str:
     paths: dict[int, str] = {id(each): path for path, each in pl_module.named_modules()}
     return paths[id(module)]
-
-
-def optimizers_of(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-    """The optimizers that hold parameters of a module."""
-    own = set(map(id, module.parameters()))
-    held = [{id(each) for group in optimizer.param_groups for each in group["params"]} for optimizer in optimizers]
-    return [optimizer for optimizer, ids in zip(optimizers, held, strict=True) if not own.isdisjoint(ids)]
 
 
 def averages_of(trainer: Trainer) -> list[nn.Module]:

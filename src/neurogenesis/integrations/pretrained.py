@@ -14,9 +14,8 @@ from torch import nn
 
 from ..structure.axes import unwrapped
 from ..structure.extensions import libraries_of
-from ..structure.modes import ordinary_tensors
-from .checkpoints import KEY, fit, load_state_dict, read_state
-from .sizes import SavedSizes
+from ..structure.saved_sizes import SavedSizes
+from .checkpoints import KEY, load_weights, read_state
 
 Model = TypeVar("Model", bound=nn.Module)
 Shapes = Mapping[str, tuple[int, ...]]
@@ -78,18 +77,7 @@ def from_pretrained(model_class: type[Model], path: str | PathLike[str]) -> Mode
     if model.config.dtype is not None:
         model.to(model.config.dtype)
     names, (state, sizes) = saved_names(model), read_state(directory)
-    with ordinary_tensors(), torch.no_grad():
-        state = {names.get(name, name): value for name, value in state.items()}
-        try:
-            fit(model, state, sizes)
-        except ValueError as error:
-            if sizes is not None and sizes.widths:
-                raise
-            raise ValueError(
-                f"the config in {directory} does not fit the weights, and the sizes of the widths are not there: load "
-                f"them with neurogenesis.load_state_dict(model, {str(path)!r}, example=x)"
-            ) from error
-    load_state_dict(model, state)
+    load_weights(model, {names.get(name, name): value for name, value in state.items()}, sizes)
     if (directory / "generation_config.json").exists():
         model.generation_config = type(model.generation_config).from_pretrained(directory)
     result: Model = model.eval()

@@ -10,11 +10,11 @@ import torch
 
 from ..files import replace_file
 from ..structure.modes import ordinary_tensors
+from ..structure.saved_sizes import SavedSizes
 from ..surgery.optimizer_state import Optimizers
 from .checkpoints import KEY, File, as_file, name_of, read_content
 from .plain import compact, copied, unsafe
 from .runs import FORMAT, Averages, Growers, Models, Run
-from .sizes import SavedSizes
 
 
 class Snapshot:
@@ -197,6 +197,6 @@ def _in_latest_format(content: dict[str, Any], where: str) -> dict[str, Any]:
     if content[KEY] == 1:  # one model, without average and others
         part = {"state": content["model"], "sizes": content["sizes"], "grower": content["grower"], "average": None}
         return {"models": {"": part}, "optimizers": content["optimizers"], "others": [], "extra": content["extra"]}
-    if content[KEY] != FORMAT:
-        raise ValueError(f"{where} has format {content[KEY]}, and this version reads formats 1 and {FORMAT}")
+    if content[KEY] not in (2, FORMAT):  # in format 2, growers repeat the sizes of widths
+        raise ValueError(f"{where} has format {content[KEY]}, and this version reads formats 1 to {FORMAT}")
     return content
