@@ -283,7 +283,8 @@ def test_a_checkpoint_without_a_grower_begins_growth(tmp_path: Path) -> None:
 
 def test_checkpoints_have_the_sizes_and_load_anywhere(moved: tuple[Trainer, Path]) -> None:
     _, checkpoint = moved
-    assert torch.load(checkpoint / "neurogenesis.pt", weights_only=True)["steps"] == 4
+    growth = torch.load(checkpoint / "neurogenesis.pt", weights_only=True)
+    assert growth["steps"] == 4 and "sizes" not in growth  # which are in the other file
     sizes = json.loads((checkpoint / "neurogenesis.json").read_text())["widths"]
     model = from_pretrained(BertForSequenceClassification, checkpoint)
     name = "bert.encoder.layer.1.intermediate.dense"
@@ -465,6 +466,8 @@ def test_a_loaded_state_goes_on_as_if_it_had_not_stopped(before: bool, safe: boo
     run(first, range(5))
     first[0].save_state(str(tmp_path), safe_serialization=safe)
     assert first[-1].history.events
+    growth = torch.load(tmp_path / "custom_checkpoint_0.pkl", weights_only=True)
+    assert growth["steps"] == 5 and "sizes" not in growth  # which are in a file of their own
     second = prepared(before)
     register_for_checkpointing(second[0], second[-1])
     second[0].load_state(str(tmp_path))

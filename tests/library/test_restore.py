@@ -557,6 +557,32 @@ def test_a_file_of_the_first_format_loads() -> None:
     assert ng.load_state_dict(fresh, DATA / "format1.pt") == {"0": 4}
 
 
+def test_a_file_of_the_second_format_loads() -> None:
+    """Its grower repeats the sizes of widths."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+    optimizer, ema = torch.optim.Adam(model.parameters(), 0.1), AveragedModel(model)
+    strategy = ng.Strategy(ng.triggers.Linear(steps=4, final=4))
+    grower = ng.Grower(model, optimizer, strategy, buffer=8, ema=ema)
+    assert ng.load(DATA / "format2.pt", model, optimizer, grower) == {"step": 3}
+    (saved,) = torch.load(DATA / "format2.pt", weights_only=True)["models"].values()
+    assert saved["grower"]["sizes"] == grower.widths == {"0": 4} and grower.steps == 3
+    assert not differing(model.state_dict(), saved["state"])
+    assert not differing(ema.state_dict(), saved["average"])
+    assert all(state["exp_avg"].shape == parameter.shape for parameter, state in optimizer.state.items())
+    fresh = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+    assert ng.load_state_dict(fresh, DATA / "format2.pt") == {"0": 4}
+
+
+def test_sizes_are_saved_once(tmp_path: Path) -> None:
+    run = Training.start("north-random")
+    run.steps(range(5))
+    ng.save(tmp_path / "run.pt", *run.objects)
+    for content in (torch.load(tmp_path / "run.pt", weights_only=True), run.snapshot()._content):
+        assert content["models"][""]["sizes"]["widths"] == run.grower.widths
+        assert "sizes" not in content["models"][""]["grower"]
+    assert run.grower.state_dict()["sizes"] == run.grower.widths  # which is all that it has by itself
+
+
 # --- what does not fit -----------------------------------------------------------------------------------
 
 

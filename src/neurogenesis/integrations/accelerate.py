@@ -17,7 +17,7 @@ from .growers import growth_of
 
 
 class Accelerator(Protocol):
-    """What is used of ``accelerate.Accelerator``."""
+    """The interface of ``accelerate.Accelerator`` that is used here."""
 
     is_main_process: bool
 
@@ -28,10 +28,10 @@ class Accelerator(Protocol):
 
 
 def register_for_checkpointing(accelerator: Accelerator, grower: Grower) -> None:
-    """Save and load a grower and its model's sizes with ``accelerator.save_state`` and ``load_state``.
+    """Save and load a grower, with the sizes of widths, in ``accelerator.save_state`` and ``load_state``.
 
-    ``accelerator.register_for_checkpointing(grower)`` alone would load the weights before anything has resized the
-    model. This resizes it first, so training goes on as if it had not stopped.
+    ``accelerator.register_for_checkpointing(grower)`` alone would load the weights before the model is resized. This
+    function resizes it first, so that training goes on as if it had not stopped.
 
     Args:
         accelerator: the accelerator that prepared the model.
@@ -89,6 +89,6 @@ def register_for_checkpointing(accelerator: Accelerator, grower: Grower) -> None
 
 
 def _numbered(directory: str, name: str, number: int) -> Path:
-    """The file of a model among several, as Accelerate calls it."""
+    """The path that Accelerate gives to a file of one of several models."""
     stem, _, suffix = name.partition(".")
     return Path(directory) / (f"{stem}_{number}.{suffix}" if number else name)

@@ -51,7 +51,7 @@ def load_state_dict(
             called for this model, as is necessary for widths that grow together by `tie`, if the sizes of widths are in
             the file, or if the model has the shapes of the state already.
         strict: whether state and model must have the same names.
-        optimizer: the optimizers of the model, if they have state already; the new entries are zero.
+        optimizer: the optimizers of the model, if they have state already; new entries of it are as the optimizer makes them.
 
     Returns:
         The new sizes of the widths that were resized, by name; of all widths if their sizes come from the file.
@@ -107,7 +107,7 @@ def resize_model(
 
 
 def as_file(file: File) -> Path | IO[bytes]:
-    """A path or an open file."""
+    """Check that something is a path or an open file."""
     if isinstance(file, (str, PathLike)):
         return Path(file)
     if not hasattr(file, "read"):
@@ -116,7 +116,7 @@ def as_file(file: File) -> Path | IO[bytes]:
 
 
 def name_of(file: Path | IO[bytes]) -> str:
-    """What messages call a file."""
+    """The name of a file in messages."""
     name = file if isinstance(file, Path) else getattr(file, "name", None)
     return str(name) if isinstance(name, (str, Path)) else "the file"
 
@@ -140,7 +140,7 @@ def read_state(path: Path | IO[bytes]) -> tuple[State, SavedSizes]:
 
 
 def sizes_in(content: Mapping[str, Any]) -> SavedSizes:
-    """The sizes in a file of the first format, or in a checkpoint of Lightning; empty in files of others."""
+    """The sizes of widths in a file of format 1 or a checkpoint of Lightning; empty for other files."""
     entry = content.get(KEY, {})
     sizes = (entry if isinstance(entry, Mapping) else content).get("sizes")
     return SavedSizes() if sizes is None else SavedSizes.from_state(sizes)
@@ -208,7 +208,7 @@ def read_content(path: Path | IO[bytes], map_location: Any = "cpu") -> dict[str,
 
 
 def state_of(model: nn.Module, state: State) -> tuple[State, str]:
-    """The entries of a state that are the model's, by its own names, and the prefix that they have in the state."""
+    """Select the entries of a model from a state; returns them without their prefix, and the prefix."""
     names = list(model.state_dict(keep_vars=True))
     if not names or names[0] in state:
         return state, ""
@@ -226,7 +226,7 @@ def state_of(model: nn.Module, state: State) -> tuple[State, str]:
 
 
 def with_shared(model: nn.Module, state: State) -> OrderedDict[str, Any]:
-    """Add the other names of tensors that the model has under several; some formats store one only."""
+    """Complete a state that has shared tensors under one name only, as files of safetensors do."""
     first: dict[int, str] = {}
     present = model.state_dict(keep_vars=True)
     for name, value in present.items():
@@ -244,6 +244,7 @@ def with_shared(model: nn.Module, state: State) -> OrderedDict[str, Any]:
 
 
 def check_names(model: nn.Module, state: State) -> None:
+    """Raise ValueError unless a state has the names of a model."""
     names = model.state_dict(keep_vars=True)
     missing, more = [name for name in names if name not in state], [name for name in state if name not in names]
     if missing or more:

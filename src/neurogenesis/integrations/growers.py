@@ -1,4 +1,4 @@
-"""What the frameworks' callbacks and checkpoints need to know about growers, optimizers and data loaders."""
+"""Functions that the integrations share: states of growers, optimizers of a module, the size of the training set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def optimizers_of(module: nn.Module, optimizers: Iterable[Optimizer]) -> list[Op
 
 
 def training_samples(loader: Any) -> int | None:
-    """The number of samples that a data loader draws from; None if that is not known, as for a stream.
+    """The number of samples that a data loader draws from; None if unknown, as for a stream.
 
     Example:
         >>> from torch.utils.data import DataLoader

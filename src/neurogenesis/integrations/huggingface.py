@@ -26,7 +26,6 @@ from ..passes.replay import Hook
 from ..strategies import strategy as as_strategy
 from ..structure.saved_sizes import SavedSizes
 from ..structure.widths import widths
-from ..surgery.ages import resume
 from .checkpoints import KEY, resize_model
 from .growers import growth_of, training_samples
 from .pretrained import from_pretrained, has_adapters, save_pretrained, saved_files, saved_names, update_config
@@ -38,7 +37,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
     """Grows the model of a ``Trainer``: pass it in ``callbacks``.
 
     The grower looks after each gradient step, so once in several batches with ``gradient_accumulation_steps``. Each
-    checkpoint gets the grower's state and the sizes of the widths, and its config follows the model if it can.
+    checkpoint gets the state of the grower and the sizes of widths, and its config is updated if it can describe them.
     ``trainer.train(resume_from_checkpoint=...)`` resizes the model and goes on as if training had not stopped;
     ``load_best_model_at_end`` resizes it to the best checkpoint. Sizes and the number of parameters are logged with the
     loss.
@@ -81,7 +80,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
     # --- events of the Trainer ---------------------------------------------------------------------------
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Resize the model whenever a state of other sizes is loaded: the Trainer loads before training begins."""
+        """Resize the model before a state is loaded into it: the Trainer loads checkpoints before training begins."""
         given = getattr(args, "resume_from_checkpoint", None)
         self._places = [Path(each) for each in (given, args.output_dir) if isinstance(each, str)]
         kwargs["model"].register_load_state_dict_pre_hook(Hook(self._before_loading))
@@ -104,8 +103,6 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
             except BaseException:
                 grower.detach()
                 raise
-        for each in grower.optimizers:  # its state was loaded before
-            resume(each)
         self.grower = grower
 
     def on_optimizer_step(
@@ -115,7 +112,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         self.grower.step()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Add sizes and the number of parameters to the Trainer's record, and for the callbacks after this one."""
+        """Log sizes and the number of parameters with the loss, in the Trainer's history and for later callbacks."""
         logs = kwargs.get("logs")
         if self.grower is None or not logs or "loss" not in logs:
             return
@@ -126,7 +123,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
             state.log_history[-1].update(own)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the grower's state and the sizes of widths into the checkpoint, and its config again."""
+        """Write the state of the grower and the sizes of widths into the checkpoint, and update its config."""
         if self.grower is None or not args.should_save:
             return
         name, output = f"checkpoint-{state.global_step}", Path(args.output_dir or ".")
@@ -142,7 +139,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Remove all hooks of the grower; the config follows the model if it can."""
+        """Detach the grower, and update the config of the model if it can describe the sizes."""
         if self.grower is not None:
             self.grower.detach()
             if _has_config(self.grower.model):
@@ -151,7 +148,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
     # --- checkpoints -------------------------------------------------------------------------------------
 
     def _before_loading(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Resize the model to a state that is about to be loaded, and give the state the model's names."""
+        """Resize the model to a state that is about to be loaded, and give its entries the names in the model."""
         if prefix:
             return  # of a larger model, which loads more
         present = module.state_dict(keep_vars=True)
@@ -178,7 +175,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
             ) from error
 
     def _saved_state(self, model: nn.Module, step: int) -> Any:
-        """The state of the grower in the checkpoint that the Trainer has just loaded."""
+        """Read the state of the grower from the checkpoint that the Trainer has just loaded."""
         directory = self._checkpoint_of(model, model.state_dict(), step)
         if directory is None:
             raise ValueError(
@@ -192,12 +189,12 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         return torch.load(file, map_location="cpu", weights_only=True)
 
     def _checkpoint_of(self, model: nn.Module, state: Mapping[str, Any], step: int | None = None) -> Path | None:
-        """The directory that has these weights; the events of a Trainer do not tell from where it loads."""
+        """Find the checkpoint with these weights: the events of a Trainer do not say which one it loads."""
         found = sorted(self._directories(), key=lambda each: each.name != f"checkpoint-{step}")
         return next((each for each in found if _contains(saved_files(model, each), state)), None)
 
     def _directories(self) -> list[Path]:
-        """Where checkpoints may be, the newest first."""
+        """Directories that may be checkpoints, the newest first."""
         if self.resume_from is not None:
             if not Path(self.resume_from).is_dir():
                 raise FileNotFoundError(f"resume_from: {self.resume_from} is not a directory")
@@ -208,14 +205,14 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _has_config(model: nn.Module) -> bool:
-    """Whether a config describes the whole model; those of adapters follow by themselves."""
+    """Whether the model has a config that must describe its sizes; configs of adapters are updated with each resize."""
     return isinstance(model, PreTrainedModel) and not has_adapters(model)
 
 
 def _contains(files: Iterable[tuple[Path, Mapping[str, str]]], state: Mapping[str, Any]) -> bool:
-    """Whether a state comes from files.
+    """Whether a state was read from these files.
 
-    All tensors are compared: those of frozen layers are the same in every checkpoint.
+    All tensors are compared: frozen layers are the same in every checkpoint.
 
     Args:
         files: the files, each with names in the state by those in the file, where they differ.

@@ -19,7 +19,6 @@ from ..growing.grower import Grower
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
 from ..structure.saved_sizes import SavedSizes
-from ..surgery.ages import resume
 from .called import OutermostCalls
 from .checkpoints import KEY, resize_model, sizes_in
 from .growers import growth_of, optimizers_of, training_samples
@@ -38,7 +37,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def callback_classes() -> tuple[type, ...]:
-    """The base classes of callbacks of the packages that are imported, or else of the first that is installed."""
+    """Base classes for callbacks: of the imported packages or, if none is imported, of the first installed one."""
     names = [name for name in _PACKAGES if name in sys.modules]
     names = names or [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None][:1]
     if not names:
@@ -58,7 +57,7 @@ class GrowerCallback(Callback):
     It calls `neurogenesis.Grower.step` after each training batch in which the optimizer has stepped. Checkpoints
     contain the sizes of widths and the state of growth, and loading them resizes the model first. If the Trainer has
     loggers, they get the sizes of widths and the number of parameters when training starts and whenever a width grows.
-    If another callback keeps an average of the weights, such as ``EMAWeightAveraging``, that grows too.
+    An average of the weights that another callback keeps, such as ``EMAWeightAveraging``, grows too.
 
     Args:
         strategy: a name of `neurogenesis.strategies`, or a `Strategy`; `need` by default.
@@ -83,7 +82,8 @@ class GrowerCallback(Callback):
             raise TypeError(f"{unknown[0]}: no argument of Grower; it takes {', '.join(sorted(known))}")
         self.strategy, self.module, self.options = as_strategy(strategy), module, options
         self.grower: Grower | None = None
-        self._path = module or ""  # of the module that grows
+        self._key = module or ""  # of this callback's grower in checkpoints
+        self._path = self._key  # of the module that grows
         self._watching = False  # whether the grower is attached to the model
         self._calls: OutermostCalls | None = None  # in the first batch, unless the module is known
         self._problem: ValueError | None = None  # why the first module that was called cannot grow
@@ -103,7 +103,7 @@ class GrowerCallback(Callback):
         self._end()  # if the last run was interrupted
         owner = self._owner()
         if owner is not pl_module and (stage == "fit" or owner is None):
-            self.grower, self._saved, self._path = None, None, self.module or ""
+            self.grower, self._saved, self._path = None, None, self._key
             self._sizes, self._owner = SavedSizes(), weakref.ref(pl_module)
         load = partial(self._before_loading, trainer, pl_module, stage)
         save = partial(self._before_saving, pl_module)
@@ -190,13 +190,10 @@ class GrowerCallback(Callback):
             known = {"ema": ema, "training_samples": training_samples(trainer.train_dataloader)}
             self.grower = grower = Grower(module, optimizers, self.strategy, **{**known, **self.options})
         self._path, self._watching = path_of(grower.model, pl_module), True  # inside a compiled one
-        if grower.ages:  # their state may be loaded already
-            for optimizer in optimizers:
-                resume(optimizer)
         return grower
 
     def _check_calls(self, calls: OutermostCalls) -> None:
-        """After the first batch: the module that was called first must be the only one."""
+        """After the first batch, raise an error if several modules were called or the one that was cannot grow."""
         if not calls.paths:
             warnings.warn(
                 "training_step has called no module in training mode whose parameters are trained: nothing grows",
@@ -217,10 +214,6 @@ class GrowerCallback(Callback):
             raise problem
 
     # --- saving and loading ------------------------------------------------------------------------------
-
-    @property
-    def _key(self) -> str:
-        return "" if self.module is None else self.module
 
     def _before_saving(self, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._owner() is not pl_module:
@@ -257,7 +250,7 @@ class GrowerCallback(Callback):
         return self._saved
 
     def _pause(self) -> None:
-        """Take everything off the model, but keep the state of growth."""
+        """Remove all hooks from the model, but keep the state of growth."""
         if self._calls is not None:
             self._calls.remove()
             self._calls = None
@@ -278,7 +271,7 @@ class GrowerCallback(Callback):
     # --- what others see ---------------------------------------------------------------------------------
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the sizes of widths and the number of parameters to all loggers."""
+        """Log the sizes of widths and the number of parameters."""
         assert self.grower is not None
         prefix = f"{self._path}." if self._path else ""
         metrics: dict[str, float] = {f"widths/{prefix}{name}": size for name, size in self.grower.widths.items()}
@@ -288,7 +281,7 @@ class GrowerCallback(Callback):
 
 
 def resize_to_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) -> None:
-    """Resize a LightningModule to the shapes in a checkpoint of Lightning that `GrowerCallback` had a part in.
+    """Resize a LightningModule to a checkpoint that was saved with `GrowerCallback`.
 
     As a method of the class it makes ``load_from_checkpoint`` work, and a Trainer without the callback:
 
@@ -302,7 +295,7 @@ def resize_to_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) ->
 
 
 def _sizes_of(pl_module: LightningModule, path: str, state: Mapping[str, Any] | None = None) -> SavedSizes:
-    """The sizes of a submodule and its averages, or those in a state of the LightningModule; empty if not known."""
+    """The sizes of a submodule and its averages, now or in a state of the LightningModule; empty if not known."""
     module, prefix = submodule(pl_module, path), f"{path}." if path else ""
     if state is not None:
         state = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}

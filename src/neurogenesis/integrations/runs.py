@@ -1,6 +1,6 @@
 """The state of a training run: one or more models with their growers and averages, optimizers and other objects.
 
-It is checked completely before anything is changed, and all models are resized in one surgery.
+A state is checked before anything is changed, and if one of the models cannot be resized, none is.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Run:
 
     @staticmethod
     def of(model: Models, optimizer: Optimizers, grower: Growers, ema: Averages, others: Any) -> Run:
-        """Sort the arguments of `save`, `load`, `snapshot` and `restore`; raises an error if they do not match."""
+        """Match the arguments of `save`, `load`, `snapshot` and `restore`; raises an error if they do not agree."""
         models = {name: unwrapped(each) for name, each in _named_models(model).items()}
         growers = _listed(grower)
         averages = _named_averages(ema, models)
@@ -98,11 +98,11 @@ class Run:
         }
 
     def state(self, extra: Mapping[str, Any] | None, *, buffers: bool = False) -> dict[str, Any]:
-        """The state of everything, which shares tensors with it.
+        """The state of everything; tensors are shared, not copied.
 
         Args:
             extra: other values.
-            buffers: whether to include buffers that are not part of the state of their module.
+            buffers: whether to include buffers that are not persistent.
         """
         names = self.names
         return {
@@ -129,7 +129,7 @@ class Run:
                 member.grower.check_state(models[member.name]["grower"])
 
     def load(self, content: Mapping[str, Any], *, aliased: bool) -> None:
-        """Load a state that was checked; it is copied if it is `aliased`, to be loaded again."""
+        """Load a state that was checked; an `aliased` one is copied, so that it can be loaded again."""
         own = copied if aliased else _same
         with ordinary_tensors(), torch.no_grad():
             with ExitStack() as surgeries:
@@ -185,7 +185,7 @@ def _named_models(model: Models) -> dict[str, nn.Module]:
 
 
 def _named_averages(ema: Averages, models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Averages by the name of their model."""
+    """Averages by name of the model."""
     if ema is None:
         return {}
     if isinstance(ema, nn.Module):
@@ -237,7 +237,7 @@ def _checked_others(others: Any) -> list[Any]:
 
 
 def _state_of(member: Member, buffers: bool) -> dict[str, Any]:
-    others = {"buffers": (_other_buffers(member.model), _other_buffers(member.average))} if buffers else {}
+    others = {"buffers": (_transient_buffers(member.model), _transient_buffers(member.average))} if buffers else {}
     return {
         **others,
         "state": member.model.state_dict(),
@@ -278,7 +278,7 @@ def _check_member(member: Member, saved: Mapping[str, Any], where: str) -> None:
 
 
 def _load_module(module: nn.Module, saved: Mapping[str, Any], buffers: Mapping[str, Tensor], own: Any) -> None:
-    """Load the state of a module, and the buffers that are not part of it."""
+    """Load the state of a module, and buffers that are not persistent."""
     state = with_shared(module, saved)
     for name, value in state.items():
         if not isinstance(value, Tensor):
@@ -294,8 +294,8 @@ def _load_module(module: nn.Module, saved: Mapping[str, Any], buffers: Mapping[s
             owner._buffers[leaf] = value.clone()
 
 
-def _other_buffers(module: nn.Module | None) -> dict[str, Tensor]:
-    """The buffers that are not part of a module's state."""
+def _transient_buffers(module: nn.Module | None) -> dict[str, Tensor]:
+    """Buffers of a module that are not persistent, and so not in its state."""
     if module is None:
         return {}
     kept = module.state_dict(keep_vars=True)

@@ -25,7 +25,7 @@ class Snapshot:
 
     @property
     def widths(self) -> dict[str, int]:
-        """The sizes that widths had, by name; of several models, with the model's name before it."""
+        """The sizes of widths in the snapshot, by name; with several models, the name of the model comes first."""
         result = {}
         for name, own in self._content["models"].items():
             result.update(SavedSizes.from_state(own["sizes"]).below(name).widths)
@@ -74,7 +74,7 @@ def restore(
     ema: Averages = None,
     others: Any = None,
 ) -> dict[str, Any]:
-    """Go back to a snapshot: models are grown or shrunk to the sizes that they had, and everything gets its old values.
+    """Go back to a snapshot: models are resized to their sizes at that time, and all states are loaded.
 
     Training goes on as it did after the snapshot, bit by bit, but torch's global random state is left alone. A snapshot
     can be restored several times, also into other objects that were created in the same way. What it has and you do not
@@ -162,7 +162,7 @@ def load(
     others: Any = None,
     map_location: Any = None,
 ) -> dict[str, Any]:
-    """Load a file of `save` into a fresh model, its optimizers and its grower, all of which it resizes.
+    """Load a file of `save` into a fresh model, its optimizers and its grower, which are resized.
 
     Training goes on as if it had not stopped. No example is needed. What the file has and you do not pass, such as the
     grower, is left out. If something does not fit, nothing is changed.
