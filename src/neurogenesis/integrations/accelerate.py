@@ -12,7 +12,7 @@ from torch import nn
 
 from ..growing.grower import Grower
 from ..structure.saved_sizes import SavedSizes
-from .checkpoints import KEY, read_state, resize_model
+from .checkpoints import KEY, numbered, read_directory, resize_model
 from .growers import growth_of
 
 
@@ -68,27 +68,18 @@ def register_for_checkpointing(accelerator: Accelerator, grower: Grower) -> None
         raise ValueError("the accelerator has not prepared the grower's model: pass it to accelerator.prepare() first")
 
     def save_sizes(models: Sequence[nn.Module], weights: Any, directory: str) -> None:
-        path = _numbered(directory, f"{KEY}.json", number_of(models))
+        path = Path(directory) / numbered(f"{KEY}.json", number_of(models))
         if accelerator.is_main_process:
             SavedSizes.of(grower.model).write(path)
 
     def resize(models: Sequence[nn.Module], directory: str) -> None:
         number = number_of(models)
-        names = ("model.safetensors", "pytorch_model.bin")
-        file = next((each for name in names if (each := _numbered(directory, name, number)).exists()), None)
-        sizes = _numbered(directory, f"{KEY}.json", number)
-        if file is None or not sizes.exists():
-            missing = sizes if file is not None else _numbered(directory, names[0], number)
-            raise FileNotFoundError(f"{missing} does not exist: it was not saved with this grower registered")
-        resize_model(grower.model, read_state(file)[0], SavedSizes.read(sizes), optimizer=grower.optimizers)
+        sizes = Path(directory) / numbered(f"{KEY}.json", number)
+        if not sizes.exists():
+            raise FileNotFoundError(f"{sizes} does not exist: it was not saved with this grower registered")
+        resize_model(grower.model, *read_directory(Path(directory), number), optimizer=grower.optimizers)
 
     growth = SimpleNamespace(state_dict=partial(growth_of, grower), load_state_dict=grower.load_state_dict)
     accelerator.register_for_checkpointing(growth)
     accelerator.register_save_state_pre_hook(save_sizes)
     accelerator.register_load_state_pre_hook(resize)
-
-
-def _numbered(directory: str, name: str, number: int) -> Path:
-    """The path that Accelerate gives to a file of one of several models."""
-    stem, _, suffix = name.partition(".")
-    return Path(directory) / (f"{stem}_{number}.{suffix}" if number else name)

@@ -51,7 +51,7 @@ def load_state_dict(
             called for this model, as is necessary for widths that grow together by `tie`, if the sizes of widths are in
             the file, or if the model has the shapes of the state already.
         strict: whether state and model must have the same names.
-        optimizer: the optimizers of the model, if they have state already; new entries of it are as the optimizer makes them.
+        optimizer: the optimizers of the model, if they have state already; it gets the entries that are new by default.
 
     Returns:
         The new sizes of the widths that were resized, by name; of all widths if their sizes come from the file.
@@ -124,7 +124,7 @@ def name_of(file: Path | IO[bytes]) -> str:
 def read_state(path: Path | IO[bytes]) -> tuple[State, SavedSizes]:
     """Read the state of a model from a file or directory, with the sizes of its widths if they are there."""
     if isinstance(path, Path) and path.is_dir():
-        return _read_directory(path)
+        return read_directory(path)
     if isinstance(path, Path) and path.suffix == ".safetensors":
         return _read_safetensors(path), SavedSizes()
     content = read_content(path)
@@ -157,9 +157,10 @@ def _read_models(models: Mapping[str, Any]) -> tuple[State, SavedSizes]:
     return state, sizes
 
 
-def _read_directory(path: Path) -> tuple[State, SavedSizes]:
-    saved = SavedSizes.read(path / f"{KEY}.json")
-    for name in _WEIGHT_FILES:
+def read_directory(path: Path, number: int = 0) -> tuple[State, SavedSizes]:
+    """Read the state of a model from a directory; Accelerate numbers the files of several models."""
+    saved = SavedSizes.read(path / numbered(f"{KEY}.json", number))
+    for name in (numbered(each, number) for each in _WEIGHT_FILES):
         index = path / f"{name}.index.json"
         if (path / name).exists():
             return read_state(path / name)[0], saved
@@ -167,6 +168,12 @@ def _read_directory(path: Path) -> tuple[State, SavedSizes]:
             shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
             return {key: value for shard in shards for key, value in read_state(path / shard)[0].items()}, saved
     raise ValueError(f"{path} contains none of {', '.join(_WEIGHT_FILES)}")
+
+
+def numbered(name: str, number: int) -> str:
+    """The name that Accelerate gives to a file of one of several models."""
+    stem, _, suffix = name.partition(".")
+    return f"{stem}_{number}.{suffix}" if number else name
 
 
 def _read_safetensors(path: Path) -> State:

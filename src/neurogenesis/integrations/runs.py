@@ -113,23 +113,15 @@ class Run:
             "extra": dict(extra or {}),
         }
 
-    def check(self, content: Mapping[str, Any], where: str) -> None:
-        """Raise an error unless a state can be loaded."""
-        models = content["models"]
-        _check_models([member.name for member in self.members], list(models), where)
-        left_out = [f"{name}." for name in models if name not in {member.name for member in self.members}]
-        kinds, saved = [type(each).__name__ for each in self.others], [each["kind"] for each in content["others"]]
-        if self.others and kinds != saved:
-            raise ValueError(f"others: {where} has the state of {_listing(saved)}, not of {_listing(kinds)}")
-        for member in self.members:
-            _check_member(member, models[member.name], where)
-        check_optimizers(self.optimizers, content["optimizers"], self.names, left_out, where)
-        for member in self.members:  # finds the widths, if this has not been done
-            if member.grower is not None:
-                member.grower.check_state(models[member.name]["grower"])
+    def load(self, content: Mapping[str, Any], where: str, *, aliased: bool) -> None:
+        """Load a state; raises an error, and changes nothing, if it does not fit.
 
-    def load(self, content: Mapping[str, Any], *, aliased: bool) -> None:
-        """Load a state that was checked; an `aliased` one is copied, so that it can be loaded again."""
+        Args:
+            content: the state.
+            where: the name of the file or snapshot in messages.
+            aliased: whether tensors are copied, so that the state can be loaded again.
+        """
+        self._check(content, where)
         own = copied if aliased else _same
         with ordinary_tensors(), torch.no_grad():
             with ExitStack() as surgeries:
@@ -148,6 +140,21 @@ class Run:
                 load_optimizer(optimizer, own(state), names)
             for other, state in zip(self.others, content["others"], strict=False):
                 other.load_state_dict(own(state["state"]))
+
+    def _check(self, content: Mapping[str, Any], where: str) -> None:
+        """Raise an error unless a state can be loaded; only resizing may still fail."""
+        models = content["models"]
+        _check_models([member.name for member in self.members], list(models), where)
+        left_out = [f"{name}." for name in models if name not in {member.name for member in self.members}]
+        kinds, saved = [type(each).__name__ for each in self.others], [each["kind"] for each in content["others"]]
+        if self.others and kinds != saved:
+            raise ValueError(f"others: {where} has the state of {_listing(saved)}, not of {_listing(kinds)}")
+        for member in self.members:
+            _check_member(member, models[member.name], where)
+        check_optimizers(self.optimizers, content["optimizers"], self.names, left_out, where)
+        for member in self.members:  # finds the widths, if this has not been done
+            if member.grower is not None:
+                member.grower.check_state(models[member.name]["grower"])
 
     def _resize(self, member: Member, saved: Mapping[str, Any], surgeries: ExitStack) -> None:
         of_grower = () if member.grower is None else member.grower.optimizers

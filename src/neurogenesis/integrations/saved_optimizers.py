@@ -51,19 +51,12 @@ def check_optimizers(
 
 
 def _difference(kind: str, name: str, other: str) -> str:
-    if name and other:
-        return (
-            f"{kind} has parameter {name!r} where the saved one has {other!r}: create it with its parameters in the "
-            "same order"
-        )
-    if name:
-        return (
-            f"{kind} has parameter {name!r} where the saved one has a parameter of another model: if it trains several "
-            "models, pass the ones that were saved together, or load each file with its own model"
-        )
+    present = f"parameter {name!r}" if name else "a parameter of another model"
+    saved = repr(other) if other else "a parameter of another model"
     return (
-        f"{kind} has a parameter of another model where the saved one has {other!r}: create it with its parameters in "
-        "the same order, and pass all models that were saved together, as model={'first': first, 'second': second}"
+        f"{kind} has {present} where the saved one has {saved}: create it with its parameters in the same order. If it "
+        "trains several models, pass those that were saved together, as model={'first': first, 'second': second}, or "
+        "load each file with its own model"
     )
 
 

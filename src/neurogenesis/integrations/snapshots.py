@@ -97,8 +97,7 @@ def restore(
             "state_dict() is loaded by neurogenesis.load_state_dict(model, state)"
         )
     run = Run.of(model, optimizer, grower, ema, others)
-    run.check(snapshot._content, "the snapshot")
-    run.load(snapshot._content, aliased=True)
+    run.load(snapshot._content, "the snapshot", aliased=True)
     extra: dict[str, Any] = copied(snapshot._content["extra"])
     return extra
 
@@ -181,10 +180,8 @@ def load(
         The `extra` values of `save`.
     """
     source, run = as_file(file), Run.of(model, optimizer, grower, ema, others)
-    where = name_of(source)
-    content = _in_latest_format(read_content(source, map_location), where)
-    run.check(content, where)
-    run.load(content, aliased=False)
+    content = _in_latest_format(read_content(source, map_location), name_of(source))
+    run.load(content, name_of(source), aliased=False)
     extra: dict[str, Any] = content["extra"]
     return extra
 
