@@ -483,6 +483,17 @@ def test_a_checkpoint_is_loaded_without_the_trainer(tmp_path: Path) -> None:
     trainer().test(Loading(), data(), ckpt_path=tmp_path / "last.ckpt", verbose=False)
 
 
+def test_widths_of_the_whole_module_stay_current_when_a_checkpoint_is_loaded(tmp_path: Path) -> None:
+    fitting, module = trainer(growing()), Outer()
+    fitting.fit(module, data())
+    fitting.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = Outer()
+    found = ng.widths(loaded, torch.zeros(2, 8))
+    resize_to_checkpoint(loaded, torch.load(tmp_path / "last.ckpt", weights_only=True))
+    assert found.sizes == {"net.0": 12, "net.2": 12} and found.differs_from(loaded) is None
+    loaded.load_state_dict(module.state_dict())
+
+
 def test_a_checkpoint_of_weights_alone_has_the_sizes(tmp_path: Path) -> None:
     trainer(growing(), checkpoints(tmp_path, save_weights_only=True), path=tmp_path).fit(Loading(), data())
     assert sizes(Loading.load_from_checkpoint(tmp_path / "epoch=1.ckpt")) == [12, 12, 2]

@@ -207,6 +207,12 @@ def test_saved_sizes_decide_where_the_shapes_leave_a_choice(tmp_path: Path) -> N
     assert target(X).shape == (3, 3)
 
 
+def test_a_file_without_the_names_of_the_model_leaves_it_as_it_is(tmp_path: Path) -> None:
+    path, model = save_ours(source(), tmp_path), nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 7)))
+    assert ng.load_state_dict(model, path, strict=False) == {}
+    assert model[0][0].out_features == 8 and model(X).shape == (3, 7)
+
+
 # --- training goes on ------------------------------------------------------------------------------------
 
 

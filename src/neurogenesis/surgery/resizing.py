@@ -72,8 +72,8 @@ def resize_to_saved(
 
     Args:
         surgery: of the model, which is reverted if anything in it fails.
-        state: the state of the model. The shapes of its tensors decide on the sizes; if it is empty, as when the state
-            is not there yet, `saved` does.
+        state: the state of the model. The shapes of its tensors decide on the sizes; if it is empty, because it is not
+            at hand yet, `saved` does.
         saved: the sizes that were saved with the state, if any.
         example: an input of the model, to find its widths if they are not known.
         known: the widths of the model; by default those that were found last.
@@ -87,18 +87,18 @@ def resize_to_saved(
     model, generator = surgery.model, torch.Generator().manual_seed(0)
     tensors, shapes = named_tensors(model), shapes_in(model, state)
     differing = [name for name, shape in shapes.items() if tensors[name].shape != shape]
-    if not differing and (shapes or not saved):
+    if not differing and (state or not saved):
         return {}
-    known = known or last_widths(model)
-    if known is None and example is None and saved:
-        _applied(surgery, [plan_of_shapes(model, shapes, saved)])
-        return saved.widths
+    known = last_widths(model) if known is None else known
     if known is None and example is None:
-        raise ValueError(
-            f"{_difference(differing[0], shapes, tensors)}, and the sizes of widths were not saved with it: pass an "
-            "input of the model as example=, as in neurogenesis.load_state_dict(model, state, example=x), or call "
-            "neurogenesis.widths(model, x) first, so that its widths can be resized"
-        )
+        if not saved:
+            raise ValueError(
+                f"{_difference(differing[0], shapes, tensors)}, and the sizes of widths were not saved with it: pass "
+                "an input of the model as example=, as in neurogenesis.load_state_dict(model, state, example=x), or "
+                "call neurogenesis.widths(model, x) first, so that its widths can be resized"
+            )
+        surgery.apply(plan_of_shapes(model, shapes, saved))
+        return saved.widths
     if known is None:
         with ordinary_tensors(), torch.enable_grad():
             known = known_widths(model, example)
@@ -107,7 +107,7 @@ def resize_to_saved(
             f"{_difference(unused[0], shapes, tensors)}, and no example uses it: switch it on before the state is "
             "loaded, or pass a list of inputs that together use all layers, as example=[...]"
         )
-    sizes = sizes_from_shapes(known, shapes, saved.widths) if shapes else saved.widths
+    sizes = sizes_from_shapes(known, shapes, saved.widths) if state else saved.widths
     resized = {name: number for name, number in sizes.items() if known[name].size != number}
     _applied(surgery, _plans_of_widths(model, known, resized, generator))
     return resized
@@ -125,13 +125,14 @@ def plan_of_shapes(model: nn.Module, shapes: Mapping[str, Sequence[int]], saved:
         if tensors[name].ndim != len(shape):
             raise ValueError(_difference(name, shapes, tensors))
         for axis, (before, after) in enumerate(zip(tensors[name].shape, shape, strict=True)):
-            if before != after and axis not in saved.axes.get(name, ()):
+            if before == after:
+                continue
+            if axis not in saved.axes.get(name, ()):
                 raise ValueError(
                     f"{_difference(name, shapes, tensors)}, and axis {axis} does not belong to a width that can be "
                     "resized: the state is of another architecture"
                 )
-            if before != after:
-                edits.append(_edit_of_length(name, axis, tensors[name], after))
+            edits.append(_edit_of_length(name, axis, tensors[name], after))
     attributes = []
     for path, name, value in saved.attributes:
         present = getattr(modules.get(path), name, None)
