@@ -246,6 +246,21 @@ def test_buffers_that_are_not_part_of_the_state_are_restored_too() -> None:
     assert model.scale.tolist() == [0, 1, 2, 3]
 
 
+def test_files_have_the_buffers_of_widths_that_are_not_part_of_the_state() -> None:
+    model, file = WithMask(), io.BytesIO()
+    ema = AveragedModel(model)
+    model.scale.copy_(torch.arange(4))
+    ng.grow(model, "first", 2, example=X, ema=ema)
+    model.scale[4:], ema.module.scale[4:] = 5.0, 6.0
+    ng.save(file, model, ema=ema)
+    file.seek(0)
+    fresh = WithMask()
+    average = AveragedModel(fresh)
+    ng.load(file, fresh, ema=average)
+    assert fresh.scale.tolist() == [0, 1, 2, 3, 5, 5] and average.module.scale.tolist() == [1, 1, 1, 1, 6, 6]
+    assert torch.equal(fresh(X), model(X)) and torch.equal(average(X), ema(X))
+
+
 def test_the_layout_of_memory_is_restored() -> None:
     """Kernels of convolutions depend on it, and with them the last bits."""
     torch.manual_seed(0)

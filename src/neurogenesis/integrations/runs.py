@@ -5,7 +5,7 @@ A state is checked before anything is changed, and if one of the models cannot b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +102,7 @@ class Run:
 
         Args:
             extra: other values.
-            buffers: whether to include buffers that are not persistent.
+            buffers: whether to include all buffers that are not persistent, and not only those of widths.
         """
         names = self.names
         return {
@@ -132,9 +132,11 @@ class Run:
                 if member.grower is not None:
                     member.grower.load_state_dict(own(saved["grower"]))
                 buffers, of_average = saved.get("buffers", ({}, {}))
-                _load_module(member.model, saved["state"], buffers, own)
+                _load_module(member.model, saved["state"], own)
+                _load_buffers(member.model, buffers)
                 if member.average is not None and saved["average"] is not None:
-                    _load_module(member.average, saved["average"], of_average, own)
+                    _load_module(member.average, saved["average"], own)
+                    _load_buffers(averaged_model(member.average), of_average)
             names = self.names
             for optimizer, state in zip(self.optimizers, content["optimizers"], strict=False):
                 load_optimizer(optimizer, own(state), names)
@@ -161,6 +163,8 @@ class Run:
         optimizers = optimizers_of(member.model, dict.fromkeys([*self.optimizers, *of_grower]))
         state = with_shared(member.model, saved["state"])
         sizes = SavedSizes.from_state(saved["sizes"]) or SavedSizes.of(member.model, state)  # if not known when saved
+        buffers, _ = saved.get("buffers", ({}, {}))
+        state.update({name: value for name, value in buffers.items() if name in sizes.axes})
         surgery = surgeries.enter_context(Surgery(member.model, optimizers, ages=False))
         resize_to_saved(surgery, state, sizes)
         if member.average is not None:
@@ -244,13 +248,17 @@ def _checked_others(others: Any) -> list[Any]:
 
 
 def _state_of(member: Member, buffers: bool) -> dict[str, Any]:
-    others = {"buffers": (_transient_buffers(member.model), _transient_buffers(member.average))} if buffers else {}
+    sizes, average = SavedSizes.of(member.model), member.average
+    names = None if buffers else sizes.axes
     return {
-        **others,
         "state": member.model.state_dict(),
-        "sizes": SavedSizes.of(member.model).state(),
+        "buffers": (
+            _transient_buffers(member.model, names),
+            {} if average is None else _transient_buffers(averaged_model(average), names),
+        ),
+        "sizes": sizes.state(),
         "grower": None if member.grower is None else growth_of(member.grower),
-        "average": None if member.average is None else member.average.state_dict(),
+        "average": None if average is None else average.state_dict(),
     }
 
 
@@ -284,13 +292,15 @@ def _check_member(member: Member, saved: Mapping[str, Any], where: str) -> None:
         raise ValueError(f"{member.label}{error}") from None
 
 
-def _load_module(module: nn.Module, saved: Mapping[str, Any], buffers: Mapping[str, Tensor], own: Any) -> None:
-    """Load the state of a module, and buffers that are not persistent."""
+def _load_module(module: nn.Module, saved: Mapping[str, Any], own: Any) -> None:
     state = with_shared(module, saved)
     for name, value in state.items():
         if not isinstance(value, Tensor):
             state[name] = own(value)
     module.load_state_dict(state)
+
+
+def _load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     for name, value in buffers.items():
         path, _, leaf = name.rpartition(".")
         owner = module.get_submodule(path)
@@ -301,12 +311,11 @@ def _load_module(module: nn.Module, saved: Mapping[str, Any], buffers: Mapping[s
             owner._buffers[leaf] = value.clone()
 
 
-def _transient_buffers(module: nn.Module | None) -> dict[str, Tensor]:
-    """Buffers of a module that are not persistent, and so not in its state."""
-    if module is None:
-        return {}
+def _transient_buffers(module: nn.Module, names: Container[str] | None) -> dict[str, Tensor]:
+    """Buffers of a module that are not persistent, and so not in its state; all, or those with certain names."""
     kept = module.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in module.named_buffers() if name not in kept}
+    found = {name: buffer for name, buffer in module.named_buffers() if name not in kept}
+    return {name: buffer for name, buffer in found.items() if names is None or name in names}
 
 
 def _listing(kinds: Sequence[str]) -> str:
