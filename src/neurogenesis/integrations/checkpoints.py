@@ -51,7 +51,7 @@ def load_state_dict(
             called for this model, as is necessary for widths that grow together by `tie`, if the sizes of widths are in
             the file, or if the model has the shapes of the state already.
         strict: whether state and model must have the same names.
-        optimizer: the optimizers of the model, if they have state already; it gets the entries that are new by default.
+        optimizer: the optimizers of the model, if they have state already. New entries are as they initialize them.
 
     Returns:
         The new sizes of the widths that were resized, by name; of all widths if their sizes come from the file.
