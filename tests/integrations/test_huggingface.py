@@ -283,7 +283,8 @@ def test_a_checkpoint_without_a_grower_begins_growth(tmp_path: Path) -> None:
 
 def test_checkpoints_have_the_sizes_and_load_anywhere(moved: tuple[Trainer, Path]) -> None:
     _, checkpoint = moved
-    assert torch.load(checkpoint / "neurogenesis.pt", weights_only=True)["steps"] == 4
+    growth = torch.load(checkpoint / "neurogenesis.pt", weights_only=True)
+    assert growth["steps"] == 4 and "sizes" not in growth  # which are in the other file
     sizes = json.loads((checkpoint / "neurogenesis.json").read_text())["widths"]
     model = from_pretrained(BertForSequenceClassification, checkpoint)
     name = "bert.encoder.layer.1.intermediate.dense"
@@ -465,6 +466,8 @@ def test_a_loaded_state_goes_on_as_if_it_had_not_stopped(before: bool, safe: boo
     run(first, range(5))
     first[0].save_state(str(tmp_path), safe_serialization=safe)
     assert first[-1].history.events
+    growth = torch.load(tmp_path / "custom_checkpoint_0.pkl", weights_only=True)
+    assert growth["steps"] == 5 and "sizes" not in growth  # which are in a file of their own
     second = prepared(before)
     register_for_checkpointing(second[0], second[-1])
     second[0].load_state(str(tmp_path))
@@ -714,7 +717,7 @@ def test_weights_without_sizes_are_named_with_the_way_to_load_them(tmp_path: Pat
     model = gpt2()
     ng.grow(model, "transformer.h.0.mlp.c_fc", 3, example={"input_ids": TOKENS})
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"the sizes of the widths are not there: load them with .*load_state_dict"):
+    with pytest.raises(ValueError, match=r"sizes of widths were not saved with it: .*load_state_dict"):
         from_pretrained(GPT2LMHeadModel, tmp_path)
     other = gpt2()
     ng.load_state_dict(other, tmp_path, example={"input_ids": TOKENS})

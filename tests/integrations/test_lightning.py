@@ -483,6 +483,17 @@ def test_a_checkpoint_is_loaded_without_the_trainer(tmp_path: Path) -> None:
     trainer().test(Loading(), data(), ckpt_path=tmp_path / "last.ckpt", verbose=False)
 
 
+def test_widths_of_the_whole_module_stay_current_when_a_checkpoint_is_loaded(tmp_path: Path) -> None:
+    fitting, module = trainer(growing()), Outer()
+    fitting.fit(module, data())
+    fitting.save_checkpoint(tmp_path / "last.ckpt")
+    loaded = Outer()
+    found = ng.widths(loaded, torch.zeros(2, 8))
+    resize_to_checkpoint(loaded, torch.load(tmp_path / "last.ckpt", weights_only=True))
+    assert found.sizes == {"net.0": 12, "net.2": 12} and found.differs_from(loaded) is None
+    loaded.load_state_dict(module.state_dict())
+
+
 def test_a_checkpoint_of_weights_alone_has_the_sizes(tmp_path: Path) -> None:
     trainer(growing(), checkpoints(tmp_path, save_weights_only=True), path=tmp_path).fit(Loading(), data())
     assert sizes(Loading.load_from_checkpoint(tmp_path / "epoch=1.ckpt")) == [12, 12, 2]
@@ -492,7 +503,7 @@ def test_a_checkpoint_from_before_the_callback_says_what_to_do(tmp_path: Path) -
     fitting = trainer(max_epochs=1)
     fitting.fit(Loading(hidden=7), data())
     fitting.save_checkpoint(tmp_path / "last.ckpt")
-    with pytest.raises(ValueError, match=r"net.0.weight has shape \(7, 8\) in the checkpoint.*load_state_dict"):
+    with pytest.raises(ValueError, match=r"net.0.weight has shape \(7, 8\) in the state.*load_state_dict"):
         trainer(growing()).fit(Inner(), data(), ckpt_path=tmp_path / "last.ckpt")
 
 
@@ -569,7 +580,8 @@ def test_an_interrupted_run_is_saved_and_goes_on(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="disk"):
         trainer(interrupted, OnExceptionCheckpoint(tmp_path), path=tmp_path).fit(module, data())
     state = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)
-    assert state["neurogenesis"]["growers"][""]["state"]["steps"] == 8
+    growth = state["neurogenesis"]["growers"][""]["state"]
+    assert growth["steps"] == 8 and "sizes" not in growth  # which are beside it
     trainer(interrupted).fit(other := Inner(), data())
     assert same(whole.state_dict(), other.state_dict()) and untouched(other)
 

@@ -246,6 +246,21 @@ def test_buffers_that_are_not_part_of_the_state_are_restored_too() -> None:
     assert model.scale.tolist() == [0, 1, 2, 3]
 
 
+def test_files_have_the_buffers_of_widths_that_are_not_part_of_the_state() -> None:
+    model, file = WithMask(), io.BytesIO()
+    ema = AveragedModel(model)
+    model.scale.copy_(torch.arange(4))
+    ng.grow(model, "first", 2, example=X, ema=ema)
+    model.scale[4:], ema.module.scale[4:] = 5.0, 6.0
+    ng.save(file, model, ema=ema)
+    file.seek(0)
+    fresh = WithMask()
+    average = AveragedModel(fresh)
+    ng.load(file, fresh, ema=average)
+    assert fresh.scale.tolist() == [0, 1, 2, 3, 5, 5] and average.module.scale.tolist() == [1, 1, 1, 1, 6, 6]
+    assert torch.equal(fresh(X), model(X)) and torch.equal(average(X), ema(X))
+
+
 def test_the_layout_of_memory_is_restored() -> None:
     """Kernels of convolutions depend on it, and with them the last bits."""
     torch.manual_seed(0)
@@ -555,6 +570,32 @@ def test_a_file_of_the_first_format_loads() -> None:
     assert grower.widths == {"0": 4} and grower.steps == 3
     fresh = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
     assert ng.load_state_dict(fresh, DATA / "format1.pt") == {"0": 4}
+
+
+def test_a_file_of_the_second_format_loads() -> None:
+    """Its grower repeats the sizes of widths."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+    optimizer, ema = torch.optim.Adam(model.parameters(), 0.1), AveragedModel(model)
+    strategy = ng.Strategy(ng.triggers.Linear(steps=4, final=4))
+    grower = ng.Grower(model, optimizer, strategy, buffer=8, ema=ema)
+    assert ng.load(DATA / "format2.pt", model, optimizer, grower) == {"step": 3}
+    (saved,) = torch.load(DATA / "format2.pt", weights_only=True)["models"].values()
+    assert saved["grower"]["sizes"] == grower.widths == {"0": 4} and grower.steps == 3
+    assert not differing(model.state_dict(), saved["state"])
+    assert not differing(ema.state_dict(), saved["average"])
+    assert all(state["exp_avg"].shape == parameter.shape for parameter, state in optimizer.state.items())
+    fresh = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+    assert ng.load_state_dict(fresh, DATA / "format2.pt") == {"0": 4}
+
+
+def test_sizes_are_saved_once(tmp_path: Path) -> None:
+    run = Training.start("north-random")
+    run.steps(range(5))
+    ng.save(tmp_path / "run.pt", *run.objects)
+    for content in (torch.load(tmp_path / "run.pt", weights_only=True), run.snapshot()._content):
+        assert content["models"][""]["sizes"]["widths"] == run.grower.widths
+        assert "sizes" not in content["models"][""]["grower"]
+    assert run.grower.state_dict()["sizes"] == run.grower.widths  # which is all that it has by itself
 
 
 # --- what does not fit -----------------------------------------------------------------------------------

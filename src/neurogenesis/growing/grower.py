@@ -22,10 +22,12 @@ from ..strategies import Strategy
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.examples import Examples, examples_in
 from ..structure.modes import ordinary_tensors
+from ..structure.saved_sizes import SavedSizes
 from ..structure.widths import Widths, check_supported
 from ..surgery.attached import attach, leave
 from ..surgery.optimizer_state import Optimizers
-from ..surgery.plan import Surgery, check_average
+from ..surgery.plan import check_average
+from ..surgery.resizing import resize_to_saved
 from .accumulation import accumulating
 from .choosing import as_call, has_convolutions
 from .looking import Looks
@@ -403,13 +405,14 @@ class Grower:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a saved state.
 
-        The model is grown or shrunk to the saved sizes. Load the states of model and optimizer afterwards.
+        The model is grown or shrunk to the saved sizes, unless these are not in the state, as they were saved with the
+        model. Load the states of model and optimizer afterwards.
         """
         self.check_state(state)
         if state["example"] is None and self._watching.watched is not None:
             self._start_again()
         with self._trained.surgery() as surgery:
-            self.resize_to(state, surgery)
+            resize_to_saved(surgery, {}, SavedSizes(state.get("sizes", {})), known=self._watching.widths)
         self._watching.load(state)
         for layer in self.layers:
             self._schedule.load(layer.name, state["layers"].get(layer.name, {}))
@@ -434,14 +437,6 @@ class Grower:
             examples = [state["example"], *state.get("further examples", ())]
             self._begin([ModelCall.from_parts(*each) for each in examples])
         self._watching.check_state(state)
-
-    def check_examples(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if a state was saved before a layer was first called, which has been resized since."""
-        self._watching.check_examples(state)
-
-    def resize_to(self, state: Mapping[str, Any], surgery: Surgery) -> None:
-        """Give the model the sizes in a state, with arbitrary values: the state of the model is loaded afterwards."""
-        self._watching.resize(state["sizes"], surgery)
 
     def _start_again(self) -> None:
         """Wait for the first training pass, as a new grower does."""

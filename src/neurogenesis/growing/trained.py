@@ -37,19 +37,18 @@ class TrainedModel:
     _handles: list[Any] = field(default_factory=list, init=False)
 
     def watch_optimizers(self) -> None:
-        """Notice steps of the optimizers, and states with young weights that are loaded."""
+        """Notice steps of the optimizers, and states with young weights that are loaded, or were loaded before."""
         for each in self.optimizers:
             self._handles.append(each.register_step_post_hook(lambda *_: self.on_step()))
             if self.ages:
                 self._handles.append(each.register_load_state_dict_post_hook(resume))
+                resume(each)
 
     def replace_optimizers(self, new: list[Optimizer]) -> None:
         """Train with other optimizers from now on."""
         self.leave_optimizers()
         self.optimizers = new
         self.watch_optimizers()
-        for each in new if self.ages else ():
-            resume(each)
 
     def leave_optimizers(self, keep_ages: bool = False) -> None:
         """Remove all hooks; young weights count as old from then on, unless `keep_ages`."""

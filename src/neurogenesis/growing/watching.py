@@ -20,8 +20,6 @@ from ..structure.reasons import Kind
 from ..structure.running import internal_run
 from ..structure.widths import Width, Widths, known_widths
 from ..structure.wrappers import wrappers_of
-from ..surgery.plan import Surgery
-from ..surgery.resizing import resize_widths
 from .budget import affordable
 from .choosing import FROZEN, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes
 from .dying import DeadNeurons
@@ -165,8 +163,12 @@ class Watching:
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if a state is of other widths."""
-        self.check_examples(state)
+        """Raise ValueError if a state is of other widths, or of an earlier time than a layer that was resized since."""
+        if len(self.late.calls) > len(state.get("further examples", ())):
+            raise ValueError(
+                "the state was saved before a layer was first called that the example does not use, and that layer has "
+                "been resized since: pass a list of inputs that together use all layers to the Grower, as example=[...]"
+            )
         assert self.watched is not None
         own_names, saved_names = {layer.name for layer in self.layers}, set(state["layers"])
         waiting, waited = {width.name for width in self.watched.waiting}, set(state.get("waiting", ()))
@@ -175,19 +177,6 @@ class Watching:
                 f"the state is of other widths: {sorted(saved_names - own_names)} only in the state, "
                 f"{sorted(own_names - saved_names)} only in the grower"
             )
-
-    def check_examples(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError if a state was saved before a layer was first called, which has been resized since."""
-        if len(self.late.calls) > len(state.get("further examples", ())):
-            raise ValueError(
-                "the state was saved before a layer was first called that the example does not use, and that layer has "
-                "been resized since: pass a list of inputs that together use all layers to the Grower, as example=[...]"
-            )
-
-    def resize(self, sizes: Mapping[str, int], surgery: Surgery) -> None:
-        """Give the model other sizes, with arbitrary values."""
-        if self.watched is not None and sizes:
-            resize_widths(surgery, self.watched.widths, sizes, torch.Generator().manual_seed(0))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, in a model that has its sizes."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
 from ..growing.grower import Grower
-from ..structure.modes import ordinary_tensors
-from .checkpoints import KEY, fit, read_state
-from .sizes import SavedSizes
+from ..structure.saved_sizes import SavedSizes
+from .checkpoints import KEY, numbered, read_directory, resize_model
+from .growers import growth_of
 
 
 class Accelerator(Protocol):
-    """What is used of ``accelerate.Accelerator``."""
+    """The interface of ``accelerate.Accelerator`` that is used here."""
 
     is_main_process: bool
 
@@ -27,10 +28,10 @@ class Accelerator(Protocol):
 
 
 def register_for_checkpointing(accelerator: Accelerator, grower: Grower) -> None:
-    """Save and load a grower and its model's sizes with ``accelerator.save_state`` and ``load_state``.
+    """Save and load a grower, with the sizes of widths, in ``accelerator.save_state`` and ``load_state``.
 
-    ``accelerator.register_for_checkpointing(grower)`` alone would load the weights before anything has resized the
-    model. This resizes it first, so training goes on as if it had not stopped.
+    ``accelerator.register_for_checkpointing(grower)`` alone would load the weights before the model is resized. This
+    function resizes it first, so that training goes on as if it had not stopped.
 
     Args:
         accelerator: the accelerator that prepared the model.
@@ -67,28 +68,18 @@ def register_for_checkpointing(accelerator: Accelerator, grower: Grower) -> None
         raise ValueError("the accelerator has not prepared the grower's model: pass it to accelerator.prepare() first")
 
     def save_sizes(models: Sequence[nn.Module], weights: Any, directory: str) -> None:
-        path = _numbered(directory, f"{KEY}.json", number_of(models))
+        path = Path(directory) / numbered(f"{KEY}.json", number_of(models))
         if accelerator.is_main_process:
             SavedSizes.of(grower.model).write(path)
 
-    @torch.no_grad()
     def resize(models: Sequence[nn.Module], directory: str) -> None:
         number = number_of(models)
-        names = ("model.safetensors", "pytorch_model.bin")
-        file = next((each for name in names if (each := _numbered(directory, name, number)).exists()), None)
-        sizes = _numbered(directory, f"{KEY}.json", number)
-        if file is None or not sizes.exists():
-            missing = sizes if file is not None else _numbered(directory, names[0], number)
-            raise FileNotFoundError(f"{missing} does not exist: it was not saved with this grower registered")
-        with ordinary_tensors():
-            fit(grower.model, read_state(file)[0], SavedSizes.read(sizes), optimizer=grower.optimizers)
+        sizes = Path(directory) / numbered(f"{KEY}.json", number)
+        if not sizes.exists():
+            raise FileNotFoundError(f"{sizes} does not exist: it was not saved with this grower registered")
+        resize_model(grower.model, *read_directory(Path(directory), number), optimizer=grower.optimizers)
 
-    accelerator.register_for_checkpointing(grower)
+    growth = SimpleNamespace(state_dict=partial(growth_of, grower), load_state_dict=grower.load_state_dict)
+    accelerator.register_for_checkpointing(growth)
     accelerator.register_save_state_pre_hook(save_sizes)
     accelerator.register_load_state_pre_hook(resize)
-
-
-def _numbered(directory: str, name: str, number: int) -> Path:
-    """The file of a model among several, as Accelerate calls it."""
-    stem, _, suffix = name.partition(".")
-    return Path(directory) / (f"{stem}_{number}.{suffix}" if number else name)

@@ -14,10 +14,10 @@ from ..structure.wrappers import is_redirected
 
 
 class OutermostCalls:
-    """Records which modules with trained parameters are called in training passes, and not by another such module.
+    """Records the outermost modules with trained parameters that are called in training passes.
 
     Args:
-        root: the module whose parts are watched, and itself.
+        root: the module that is watched, with its submodules.
         on_first: called before the first such pass, with the path of the module and the arguments of the pass.
     """
 
@@ -35,7 +35,7 @@ class OutermostCalls:
 
     @property
     def others(self) -> list[str]:
-        """Paths of called modules that are no parts of the first one."""
+        """Paths of called modules outside the first one."""
         return [path for path in self.paths[1:] if not is_inside(path, self.paths[0])]
 
     def _enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -67,5 +67,5 @@ class OutermostCalls:
 
 
 def is_inside(path: str, outer: str) -> bool:
-    """Whether a path of a submodule is the other one or below it."""
+    """Whether a path is the other one or below it."""
     return outer == "" or path == outer or path.startswith(f"{outer}.")

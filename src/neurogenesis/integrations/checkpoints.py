@@ -1,4 +1,4 @@
-"""Load the weights of grown networks, from anywhere: the model is resized to the shapes in the state."""
+"""Read states of models from files of any kind, and load them into a model that is resized to them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
-from ..structure.axes import named_tensors, unwrapped
+from ..structure.axes import unwrapped
 from ..structure.examples import Examples
 from ..structure.modes import ordinary_tensors
-from ..structure.solving import sizes_from_shapes
-from ..structure.widths import known_widths, last_widths
+from ..structure.saved_sizes import SavedSizes
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery
-from ..surgery.resizing import resize_widths
-from .sizes import SavedSizes
+from ..surgery.resizing import resize_to_saved
 
 KEY = "neurogenesis"  # of the sizes of widths in checkpoints
 _WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "model.pt")  # in directories of Hugging Face and Accelerate
@@ -53,7 +51,7 @@ def load_state_dict(
             called for this model, as is necessary for widths that grow together by `tie`, if the sizes of widths are in
             the file, or if the model has the shapes of the state already.
         strict: whether state and model must have the same names.
-        optimizer: the optimizers of the model, if they have state already; the new entries are zero.
+        optimizer: the optimizers of the model, if they have state already. New entries are as they initialize them.
 
     Returns:
         The new sizes of the widths that were resized, by name; of all widths if their sizes come from the file.
@@ -70,75 +68,46 @@ def load_state_dict(
         >>> torch.equal(fresh(example), grown(example))
         True
     """
-    model, saved = unwrapped(model), None
+    model, saved = unwrapped(model), SavedSizes()
     if not isinstance(state, Mapping):
         state, saved = read_state(as_file(state))
-    state, prefix = part_for(model, state)
-    if saved is not None:
-        saved = saved.inside(prefix)
+    state, prefix = state_of(model, state)
+    return load_weights(model, state, saved.without_prefix(prefix), example, strict=strict, optimizer=optimizer)
+
+
+def load_weights(
+    model: nn.Module,
+    state: State,
+    saved: SavedSizes,
+    example: Examples | None = None,
+    *,
+    strict: bool = True,
+    optimizer: Optimizers = None,
+) -> dict[str, int]:
+    """Resize a model to a state with its own names and load it; returns the new sizes of widths."""
     state = with_shared(model, state)
     if strict:
         check_names(model, state)
+    resized = resize_model(model, state, saved, example, optimizer)
     with ordinary_tensors(), torch.no_grad():
-        resized = fit(model, state, saved, example, optimizer)
         model.load_state_dict(state, strict=strict)
     return resized
 
 
-def fit(
+def resize_model(
     model: nn.Module,
     state: State,
-    saved: SavedSizes | None = None,
+    saved: SavedSizes,
     example: Examples | None = None,
     optimizer: Optimizers = None,
 ) -> dict[str, int]:
-    """Resize a model to the shapes in a state, which the caller then loads; returns the new sizes of widths."""
-    with Surgery(model, optimizer, ages=False) as surgery:
-        return fit_in(surgery, state, saved, example)
-
-
-def fit_in(
-    surgery: Surgery, state: State, saved: SavedSizes | None = None, example: Examples | None = None
-) -> dict[str, int]:
-    """Resize a model as `fit` does, as a part of a surgery, which reverts it if another part fails."""
-    model = surgery.model
-    tensors, shapes = named_tensors(model), shapes_in(model, state)
-    differing = [name for name, shape in shapes.items() if tensors[name].shape != shape]
-    if not differing:
-        return {}
-    found = last_widths(model)
-    known = found is not None and found.differs_from(model) is None
-    if not known and example is None and saved is not None and saved.widths:
-        surgery.apply(saved.plan(model, shapes))
-        return saved.widths
-    if not known and example is None:
-        first = differing[0]
-        raise ValueError(
-            f"{first} has shape {shapes[first]} in the state, but {tuple(tensors[first].shape)} in the model: pass an "
-            "input of the model as example=, or call neurogenesis.widths(model, example) first, so that its widths can "
-            "be resized"
-        )
-    with torch.enable_grad():
-        found = known_widths(model, example)
-    for name in (each for each in differing if each in found.structure.unused):
-        raise ValueError(
-            f"{name} has shape {shapes[name]} in the state, but {tuple(tensors[name].shape)} in the model, and no "
-            "example uses it: switch it on before the state is loaded, or pass a list of inputs that together use all "
-            "layers, as example=[...]"
-        )
-    sizes = sizes_from_shapes(found, shapes)
-    resized = {name: number for name, number in sizes.items() if found[name].size != number}
-    resize_widths(surgery, found, resized, torch.Generator().manual_seed(0))
-    return resized
-
-
-def shapes_in(model: nn.Module, state: State) -> dict[str, tuple[int, ...]]:
-    """Shapes in a state of the tensors that the model has."""
-    return {name: tuple(state[name].shape) for name in named_tensors(model) if isinstance(state.get(name), Tensor)}
+    """Resize a model to a state that is loaded afterwards; returns the new sizes of widths."""
+    with ordinary_tensors(), torch.no_grad(), Surgery(model, optimizer, ages=False) as surgery:
+        return resize_to_saved(surgery, state, saved, example)
 
 
 def as_file(file: File) -> Path | IO[bytes]:
-    """A path or an open file."""
+    """Check that something is a path or an open file."""
     if isinstance(file, (str, PathLike)):
         return Path(file)
     if not hasattr(file, "read"):
@@ -147,23 +116,21 @@ def as_file(file: File) -> Path | IO[bytes]:
 
 
 def name_of(file: Path | IO[bytes]) -> str:
-    """What messages call a file."""
+    """The name of a file in messages."""
     name = file if isinstance(file, Path) else getattr(file, "name", None)
     return str(name) if isinstance(name, (str, Path)) else "the file"
 
 
-def read_state(path: Path | IO[bytes]) -> tuple[State, SavedSizes | None]:
+def read_state(path: Path | IO[bytes]) -> tuple[State, SavedSizes]:
     """Read the state of a model from a file or directory, with the sizes of its widths if they are there."""
     if isinstance(path, Path) and path.is_dir():
-        return _read_directory(path)
+        return read_directory(path)
     if isinstance(path, Path) and path.suffix == ".safetensors":
-        return _read_safetensors(path), None
+        return _read_safetensors(path), SavedSizes()
     content = read_content(path)
     if KEY in content and isinstance(content.get("models"), Mapping):  # of save()
         return _read_models(content["models"])
-    saved = SavedSizes.from_state(content["sizes"]) if KEY in content and "sizes" in content else None
-    if saved is None and isinstance(content.get(KEY), Mapping):  # of the callbacks
-        saved = SavedSizes.from_state(content[KEY]["sizes"])
+    saved = sizes_in(content)
     for key in ("model", "state_dict", "model_state_dict"):  # format 1, Lightning's, and what tutorials use
         if isinstance(content.get(key), Mapping):
             return content[key], saved
@@ -172,21 +139,28 @@ def read_state(path: Path | IO[bytes]) -> tuple[State, SavedSizes | None]:
     return content, saved
 
 
+def sizes_in(content: Mapping[str, Any]) -> SavedSizes:
+    """The sizes of widths in a file of format 1 or a checkpoint of Lightning; empty for other files."""
+    entry = content.get(KEY, {})
+    sizes = (entry if isinstance(entry, Mapping) else content).get("sizes")
+    return SavedSizes() if sizes is None else SavedSizes.from_state(sizes)
+
+
 def _read_models(models: Mapping[str, Any]) -> tuple[State, SavedSizes]:
     """The states of one or more models; if they have names, these are prefixes."""
     if list(models) == [""]:
         return models[""]["state"], SavedSizes.from_state(models[""]["sizes"])
-    state, sizes = {}, SavedSizes({}, {}, [])
+    state, sizes = {}, SavedSizes()
     for name, own in models.items():
         state.update({f"{name}.{key}": value for key, value in own["state"].items()})
         sizes = sizes.joined(SavedSizes.from_state(own["sizes"]).below(name))
     return state, sizes
 
 
-def _read_directory(path: Path) -> tuple[State, SavedSizes | None]:
-    sizes = path / f"{KEY}.json"
-    saved = SavedSizes.read(sizes) if sizes.exists() else None
-    for name in _WEIGHT_FILES:
+def read_directory(path: Path, number: int = 0) -> tuple[State, SavedSizes]:
+    """Read the state of a model from a directory; Accelerate numbers the files of several models."""
+    saved = SavedSizes.read(path / numbered(f"{KEY}.json", number))
+    for name in (numbered(each, number) for each in _WEIGHT_FILES):
         index = path / f"{name}.index.json"
         if (path / name).exists():
             return read_state(path / name)[0], saved
@@ -194,6 +168,12 @@ def _read_directory(path: Path) -> tuple[State, SavedSizes | None]:
             shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
             return {key: value for shard in shards for key, value in read_state(path / shard)[0].items()}, saved
     raise ValueError(f"{path} contains none of {', '.join(_WEIGHT_FILES)}")
+
+
+def numbered(name: str, number: int) -> str:
+    """The name that Accelerate gives to a file of one of several models."""
+    stem, _, suffix = name.partition(".")
+    return f"{stem}_{number}.{suffix}" if number else name
 
 
 def _read_safetensors(path: Path) -> State:
@@ -234,8 +214,8 @@ def read_content(path: Path | IO[bytes], map_location: Any = "cpu") -> dict[str,
     return content
 
 
-def part_for(model: nn.Module, state: State) -> tuple[State, str]:
-    """The part of a state with the names of the model, without its prefix, and the prefix."""
+def state_of(model: nn.Module, state: State) -> tuple[State, str]:
+    """Select the entries of a model from a state; returns them without their prefix, and the prefix."""
     names = list(model.state_dict(keep_vars=True))
     if not names or names[0] in state:
         return state, ""
@@ -253,7 +233,7 @@ def part_for(model: nn.Module, state: State) -> tuple[State, str]:
 
 
 def with_shared(model: nn.Module, state: State) -> OrderedDict[str, Any]:
-    """Add the other names of tensors that the model has under several; some formats store one only."""
+    """Complete a state that has shared tensors under one name only, as files of safetensors do."""
     first: dict[int, str] = {}
     present = model.state_dict(keep_vars=True)
     for name, value in present.items():
@@ -271,6 +251,7 @@ def with_shared(model: nn.Module, state: State) -> OrderedDict[str, Any]:
 
 
 def check_names(model: nn.Module, state: State) -> None:
+    """Raise ValueError unless a state has the names of a model."""
     names = model.state_dict(keep_vars=True)
     missing, more = [name for name in names if name not in state], [name for name in state if name not in names]
     if missing or more:

@@ -24,13 +24,11 @@ from ..files import replace_file
 from ..growing.grower import Grower
 from ..passes.replay import Hook
 from ..strategies import strategy as as_strategy
-from ..structure.modes import ordinary_tensors
+from ..structure.saved_sizes import SavedSizes
 from ..structure.widths import widths
-from ..surgery.ages import resume
-from .checkpoints import KEY, fit
-from .loaders import training_samples
+from .checkpoints import KEY, resize_model
+from .growers import growth_of, training_samples
 from .pretrained import from_pretrained, has_adapters, save_pretrained, saved_files, saved_names, update_config
-from .sizes import SavedSizes
 
 __all__ = ["GrowerCallback", "from_pretrained", "save_pretrained", "update_config"]
 
@@ -39,7 +37,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
     """Grows the model of a ``Trainer``: pass it in ``callbacks``.
 
     The grower looks after each gradient step, so once in several batches with ``gradient_accumulation_steps``. Each
-    checkpoint gets the grower's state and the sizes of the widths, and its config follows the model if it can.
+    checkpoint gets the state of the grower and the sizes of widths, and its config is updated if it can describe them.
     ``trainer.train(resume_from_checkpoint=...)`` resizes the model and goes on as if training had not stopped;
     ``load_best_model_at_end`` resizes it to the best checkpoint. Sizes and the number of parameters are logged with the
     loss.
@@ -82,7 +80,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
     # --- events of the Trainer ---------------------------------------------------------------------------
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Resize the model whenever a state of other sizes is loaded: the Trainer loads before training begins."""
+        """Resize the model before a state is loaded into it: the Trainer loads checkpoints before training begins."""
         given = getattr(args, "resume_from_checkpoint", None)
         self._places = [Path(each) for each in (given, args.output_dir) if isinstance(each, str)]
         kwargs["model"].register_load_state_dict_pre_hook(Hook(self._before_loading))
@@ -105,8 +103,6 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
             except BaseException:
                 grower.detach()
                 raise
-        for each in grower.optimizers:  # its state was loaded before
-            resume(each)
         self.grower = grower
 
     def on_optimizer_step(
@@ -116,7 +112,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         self.grower.step()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Add sizes and the number of parameters to the Trainer's record, and for the callbacks after this one."""
+        """Log sizes and the number of parameters with the loss, in the Trainer's history and for later callbacks."""
         logs = kwargs.get("logs")
         if self.grower is None or not logs or "loss" not in logs:
             return
@@ -127,14 +123,14 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
             state.log_history[-1].update(own)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the grower's state and the sizes of widths into the checkpoint, and its config again."""
+        """Write the state of the grower and the sizes of widths into the checkpoint, and update its config."""
         if self.grower is None or not args.should_save:
             return
         name, output = f"checkpoint-{state.global_step}", Path(args.output_dir or ".")
         found = [each for each in (output / name, *output.glob(f"run-*/{name}")) if each.is_dir()]
         directory = max(found, key=lambda each: each.stat().st_mtime, default=output / name)  # of several trials
         model: Any = self.grower.model
-        content = self.grower.state_dict()
+        content = growth_of(self.grower)
         replace_file(directory / f"{KEY}.pt", lambda partial: torch.save(content, partial))
         SavedSizes.of(model).write(directory / f"{KEY}.json")
         if _has_config(model) and update_config(model):
@@ -143,7 +139,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Remove all hooks of the grower; the config follows the model if it can."""
+        """Detach the grower, and update the config of the model if it can describe the sizes."""
         if self.grower is not None:
             self.grower.detach()
             if _has_config(self.grower.model):
@@ -151,9 +147,8 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
 
     # --- checkpoints -------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def _before_loading(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Resize the model to a state that is about to be loaded, and give the state the model's names."""
+        """Resize the model to a state that is about to be loaded, and give its entries the names in the model."""
         if prefix:
             return  # of a larger model, which loads more
         present = module.state_dict(keep_vars=True)
@@ -165,16 +160,14 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         if all(shapes.get(name, value.shape) == value.shape for name, value in present.items()):
             return
         directory = self._checkpoint_of(module, state)
-        sizes = None if directory is None else directory / f"{KEY}.json"
-        saved = SavedSizes.read(sizes) if sizes is not None and sizes.exists() else None
+        saved = SavedSizes() if directory is None else SavedSizes.read(directory / f"{KEY}.json")
         example, tie = self.named.get("example"), self.named.get("tie", ())
         if example is not None and tie and self.grower is None:
             with torch.enable_grad():
                 widths(module, example, tie=tie)
         optimizers = None if self.grower is None or self.grower.model is not module else self.grower.optimizers
         try:
-            with ordinary_tensors():
-                fit(module, state, saved, example, optimizers)
+            resize_model(module, state, saved, example, optimizers)
         except ValueError as error:
             raise ValueError(
                 f"the checkpoint does not fit the model: {error}. If the checkpoint is not inside "
@@ -182,7 +175,7 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
             ) from error
 
     def _saved_state(self, model: nn.Module, step: int) -> Any:
-        """The state of the grower in the checkpoint that the Trainer has just loaded."""
+        """Read the state of the grower from the checkpoint that the Trainer has just loaded."""
         directory = self._checkpoint_of(model, model.state_dict(), step)
         if directory is None:
             raise ValueError(
@@ -196,12 +189,12 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         return torch.load(file, map_location="cpu", weights_only=True)
 
     def _checkpoint_of(self, model: nn.Module, state: Mapping[str, Any], step: int | None = None) -> Path | None:
-        """The directory that has these weights; the events of a Trainer do not tell from where it loads."""
+        """Find the checkpoint with these weights: the events of a Trainer do not say which one it loads."""
         found = sorted(self._directories(), key=lambda each: each.name != f"checkpoint-{step}")
         return next((each for each in found if _contains(saved_files(model, each), state)), None)
 
     def _directories(self) -> list[Path]:
-        """Where checkpoints may be, the newest first."""
+        """Directories that may be checkpoints, the newest first."""
         if self.resume_from is not None:
             if not Path(self.resume_from).is_dir():
                 raise FileNotFoundError(f"resume_from: {self.resume_from} is not a directory")
@@ -212,14 +205,14 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def _has_config(model: nn.Module) -> bool:
-    """Whether a config describes the whole model; those of adapters follow by themselves."""
+    """Whether the model has a config that must describe its sizes; configs of adapters are updated with each resize."""
     return isinstance(model, PreTrainedModel) and not has_adapters(model)
 
 
 def _contains(files: Iterable[tuple[Path, Mapping[str, str]]], state: Mapping[str, Any]) -> bool:
-    """Whether a state comes from files.
+    """Whether a state was read from these files.
 
-    All tensors are compared: those of frozen layers are the same in every checkpoint.
+    All tensors are compared: frozen layers are the same in every checkpoint.
 
     Args:
         files: the files, each with names in the state by those in the file, where they differ.

@@ -6,45 +6,38 @@ import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from ..defaults import STRATEGY
 from ..growing.grower import Grower
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
-from ..structure.axes import named_tensors
-from ..structure.modes import ordinary_tensors
-from ..surgery.ages import resume
+from ..structure.saved_sizes import SavedSizes
 from .called import OutermostCalls
-from .checkpoints import KEY
+from .checkpoints import KEY, resize_model, sizes_in
+from .growers import growth_of, optimizers_of, training_samples
 from .lightning_module import (
     BeforeHook,
     averages_in,
     averages_of,
     loss_again,
     on_device,
-    optimizers_of,
     path_of,
     silent,
     submodule,
 )
-from .loaders import training_samples
-from .sizes import SavedSizes
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def callback_classes() -> tuple[type, ...]:
-    """The base classes of callbacks of the packages that are imported, or else of the first that is installed."""
+    """Base classes for callbacks: of the imported packages or, if none is imported, of the first installed one."""
     names = [name for name in _PACKAGES if name in sys.modules]
     names = names or [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None][:1]
     if not names:
@@ -64,7 +57,7 @@ class GrowerCallback(Callback):
     It calls `neurogenesis.Grower.step` after each training batch in which the optimizer has stepped. Checkpoints
     contain the sizes of widths and the state of growth, and loading them resizes the model first. If the Trainer has
     loggers, they get the sizes of widths and the number of parameters when training starts and whenever a width grows.
-    If another callback keeps an average of the weights, such as ``EMAWeightAveraging``, that grows too.
+    An average of the weights that another callback keeps, such as ``EMAWeightAveraging``, grows too.
 
     Args:
         strategy: a name of `neurogenesis.strategies`, or a `Strategy`; `need` by default.
@@ -89,13 +82,14 @@ class GrowerCallback(Callback):
             raise TypeError(f"{unknown[0]}: no argument of Grower; it takes {', '.join(sorted(known))}")
         self.strategy, self.module, self.options = as_strategy(strategy), module, options
         self.grower: Grower | None = None
-        self._path = module or ""  # of the module that grows
+        self._key = module or ""  # of this callback's grower in checkpoints
+        self._path = self._key  # of the module that grows
         self._watching = False  # whether the grower is attached to the model
         self._calls: OutermostCalls | None = None  # in the first batch, unless the module is known
         self._problem: ValueError | None = None  # why the first module that was called cannot grow
         self._logged = False  # whether the loggers have the initial sizes
         self._saved: dict[str, Any] | None = None  # state of growth to continue from
-        self._sizes = SavedSizes({}, {}, [])  # of the last checkpoint
+        self._sizes = SavedSizes()  # of the last checkpoint
         self._owner: Callable[[], LightningModule | None] = lambda: None  # the LightningModule of all this
         self._hooks: list[BeforeHook] = []
 
@@ -109,8 +103,8 @@ class GrowerCallback(Callback):
         self._end()  # if the last run was interrupted
         owner = self._owner()
         if owner is not pl_module and (stage == "fit" or owner is None):
-            self.grower, self._saved, self._path = None, None, self.module or ""
-            self._sizes, self._owner = SavedSizes({}, {}, []), weakref.ref(pl_module)
+            self.grower, self._saved, self._path = None, None, self._key
+            self._sizes, self._owner = SavedSizes(), weakref.ref(pl_module)
         load = partial(self._before_loading, trainer, pl_module, stage)
         save = partial(self._before_saving, pl_module)
         self._hooks = [
@@ -196,13 +190,10 @@ class GrowerCallback(Callback):
             known = {"ema": ema, "training_samples": training_samples(trainer.train_dataloader)}
             self.grower = grower = Grower(module, optimizers, self.strategy, **{**known, **self.options})
         self._path, self._watching = path_of(grower.model, pl_module), True  # inside a compiled one
-        if grower.ages:  # their state may be loaded already
-            for optimizer in optimizers:
-                resume(optimizer)
         return grower
 
     def _check_calls(self, calls: OutermostCalls) -> None:
-        """After the first batch: the module that was called first must be the only one."""
+        """After the first batch, raise an error if several modules were called or the one that was cannot grow."""
         if not calls.paths:
             warnings.warn(
                 "training_step has called no module in training mode whose parameters are trained: nothing grows",
@@ -224,18 +215,13 @@ class GrowerCallback(Callback):
 
     # --- saving and loading ------------------------------------------------------------------------------
 
-    @property
-    def _key(self) -> str:
-        return "" if self.module is None else self.module
-
     def _before_saving(self, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._owner() is not pl_module:
             return
-        entry = checkpoint.setdefault(KEY, {"sizes": SavedSizes({}, {}, []).state(), "growers": {}})
+        entry = checkpoint.setdefault(KEY, {"sizes": SavedSizes().state(), "growers": {}})
         if self._key in entry["growers"]:
             return  # both the callback and the module are asked
-        sizes = known_sizes(pl_module, self._path)
-        sizes = sizes if sizes.widths else self._sizes
+        sizes = _sizes_of(pl_module, self._path) or self._sizes
         entry["sizes"] = SavedSizes.from_state(entry["sizes"]).joined(sizes).state()
         state = self._state()
         if state is not None and "optimizer_states" in checkpoint:  # not if only weights are saved
@@ -247,13 +233,12 @@ class GrowerCallback(Callback):
         if self._owner() is not pl_module:
             return resize_to_checkpoint(pl_module, checkpoint)
         self._pause()
-        self._sizes = _sizes_in(checkpoint)
-        if not self._sizes.widths:  # it was saved before they were known
-            self._sizes = known_sizes(pl_module, self._path, _shapes_in(checkpoint))
+        state = checkpoint["state_dict"]
+        self._sizes = sizes_in(checkpoint) or _sizes_of(pl_module, self._path, state)  # if saved before they were known
         optimizers = [] if stage == "fit" else optimizers_of(pl_module, trainer.optimizers)  # fit makes new ones
-        _resize(pl_module, checkpoint, self._sizes, optimizers)
+        resize_model(pl_module, state, self._sizes, optimizer=optimizers)
         for average in averages_of(trainer):
-            _resize(average, checkpoint, self._sizes)
+            resize_model(average, state, self._sizes)
         saved = (checkpoint.get(KEY) or {}).get("growers", {}).get(self._key)
         self._path = self._path if saved is None else saved["path"]
         self._saved = None if saved is None else saved["state"]
@@ -261,11 +246,11 @@ class GrowerCallback(Callback):
     def _state(self) -> dict[str, Any] | None:
         """The state of growth, if it has begun."""
         if self._watching and self.grower is not None:
-            return self.grower.state_dict() if self.grower.layers else None
+            return growth_of(self.grower) if self.grower.layers else None
         return self._saved
 
     def _pause(self) -> None:
-        """Take everything off the model, but keep the state of growth."""
+        """Remove all hooks from the model, but keep the state of growth."""
         if self._calls is not None:
             self._calls.remove()
             self._calls = None
@@ -286,7 +271,7 @@ class GrowerCallback(Callback):
     # --- what others see ---------------------------------------------------------------------------------
 
     def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the sizes of widths and the number of parameters to all loggers."""
+        """Log the sizes of widths and the number of parameters."""
         assert self.grower is not None
         prefix = f"{self._path}." if self._path else ""
         metrics: dict[str, float] = {f"widths/{prefix}{name}": size for name, size in self.grower.widths.items()}
@@ -296,7 +281,7 @@ class GrowerCallback(Callback):
 
 
 def resize_to_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) -> None:
-    """Resize a LightningModule to the shapes in a checkpoint of Lightning that `GrowerCallback` had a part in.
+    """Resize a LightningModule to a checkpoint that was saved with `GrowerCallback`.
 
     As a method of the class it makes ``load_from_checkpoint`` work, and a Trainer without the callback:
 
@@ -306,47 +291,16 @@ def resize_to_checkpoint(module: LightningModule, checkpoint: dict[str, Any]) ->
         >>> class Classifier(L.LightningModule):
         ...     on_load_checkpoint = resize_to_checkpoint
     """
-    _resize(module, checkpoint, _sizes_in(checkpoint))
+    resize_model(module, checkpoint["state_dict"], sizes_in(checkpoint))
 
 
-def known_sizes(
-    pl_module: LightningModule, path: str, shapes: Mapping[str, tuple[int, ...]] | None = None
-) -> SavedSizes:
-    """The sizes of a submodule and of its averages, or those with other shapes; empty if its widths are not known."""
-    module = submodule(pl_module, path)
-    own = {name: f"{path}.{name}" if path else name for name in named_tensors(module)}
-    inner = None if shapes is None else {name: shapes[full] for name, full in own.items() if full in shapes}
-    sizes = SavedSizes.of(module, inner)
+def _sizes_of(pl_module: LightningModule, path: str, state: Mapping[str, Any] | None = None) -> SavedSizes:
+    """The sizes of a submodule and its averages, now or in a state of the LightningModule; empty if not known."""
+    module, prefix = submodule(pl_module, path), f"{path}." if path else ""
+    if state is not None:
+        state = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+    sizes = SavedSizes.of(module, state)
     result = sizes.below(path)
     for average in averages_in(pl_module, module):
         result = result.joined(sizes.below(f"{average}.module"))
     return result
-
-
-def _sizes_in(checkpoint: Mapping[str, Any]) -> SavedSizes:
-    entry = checkpoint.get(KEY)
-    return SavedSizes({}, {}, []) if entry is None else SavedSizes.from_state(entry["sizes"])
-
-
-def _shapes_in(checkpoint: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in checkpoint["state_dict"].items() if isinstance(value, Tensor)}
-
-
-def _resize(
-    module: nn.Module, checkpoint: Mapping[str, Any], sizes: SavedSizes, optimizers: Sequence[Optimizer] = ()
-) -> None:
-    """Give a module the shapes in a checkpoint; the sizes say what may differ."""
-    tensors = named_tensors(module)
-    shapes = {name: shape for name, shape in _shapes_in(checkpoint).items() if name in tensors}
-    differing = [name for name, shape in shapes.items() if tensors[name].shape != shape]
-    if not differing:
-        return
-    if not sizes.widths:
-        name = differing[0]
-        raise ValueError(
-            f"{name} has shape {shapes[name]} in the checkpoint and {tuple(tensors[name].shape)} in the model, and the "
-            "checkpoint does not contain the sizes of widths, as it was saved without GrowerCallback: load it with "
-            "neurogenesis.load_state_dict(model, path, example=x)"
-        )
-    with ordinary_tensors(), torch.no_grad():
-        sizes.resize(module, shapes, optimizers)

@@ -1,16 +1,15 @@
-"""What `GrowerCallback` finds in a LightningModule and its Trainer, and what it puts on the module for a while."""
+"""Functions of `GrowerCallback` on a LightningModule and its Trainer: submodules, averages, the loss, hooks."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.utils._pytree import tree_map_only
 
@@ -34,15 +33,8 @@ def path_of(module: nn.Module, pl_module: LightningModule) -> str:
     return paths[id(module)]
 
 
-def optimizers_of(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
-    """The optimizers that hold parameters of a module."""
-    own = set(map(id, module.parameters()))
-    held = [{id(each) for group in optimizer.param_groups for each in group["params"]} for optimizer in optimizers]
-    return [optimizer for optimizer, ids in zip(optimizers, held, strict=True) if not own.isdisjoint(ids)]
-
-
 def averages_of(trainer: Trainer) -> list[nn.Module]:
-    """The averaged copies of its LightningModule that callbacks of a Trainer keep."""
+    """Averaged copies of the LightningModule that callbacks of its Trainer hold."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     kept = [(name, value) for callback in callbacks for name, value in vars(callback).items()]
     wrapped = [value.module for _, value in kept if isinstance(value, AveragedModel)]
@@ -52,7 +44,7 @@ def averages_of(trainer: Trainer) -> list[nn.Module]:
 
 
 def averages_in(pl_module: LightningModule, module: nn.Module) -> dict[str, AveragedModel]:
-    """The averages of one of its modules that a LightningModule has, by path: of the same class and shapes."""
+    """Averages of a submodule inside a LightningModule, by path: those of the same class and shapes."""
     if module is pl_module:
         return {}
 
@@ -64,13 +56,13 @@ def averages_in(pl_module: LightningModule, module: nn.Module) -> dict[str, Aver
 
 
 def on_device(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """A state with all tensors on the model's device: Lightning reads checkpoints on the CPU."""
+    """A state with all tensors on a device: Lightning reads checkpoints on the CPU."""
     moved: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.to(device), state)
     return moved
 
 
 def loss_again(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> Callable[[], Any] | None:
-    """A function that returns the loss of a batch, for strategies that try neurons out; None where steps are manual."""
+    """A function that computes the loss of a batch, for strategies that try neurons; None if steps are manual."""
     if not pl_module.automatic_optimization:
         return None
     parameters = inspect.signature(pl_module.training_step).parameters.values()
@@ -87,7 +79,7 @@ def loss_again(trainer: Trainer, pl_module: LightningModule, batch: Any, batch_i
 
 @contextmanager
 def silent(pl_module: LightningModule) -> Iterator[None]:
-    """Nothing is logged inside."""
+    """Disable the logging methods of a LightningModule."""
     attributes, names = vars(pl_module), ("log", "log_dict")
     before = {name: attributes[name] for name in names if name in attributes}
     attributes.update({name: lambda *args, **kwargs: None for name in names})
@@ -100,7 +92,7 @@ def silent(pl_module: LightningModule) -> Iterator[None]:
 
 
 class BeforeHook:
-    """Calls a function before one hook of one LightningModule. Copies and pickles of the module have their own hook."""
+    """Calls a function before a hook of one LightningModule; copies and pickles of the module have the plain hook."""
 
     def __init__(self, module: LightningModule, name: str, action: Callable[[dict[str, Any]], None]):
         self.module, self.name, self.action = module, name, action
@@ -120,7 +112,7 @@ class BeforeHook:
         return getattr, (self.module, self.name)
 
     def remove(self) -> None:
-        """Restore what was there before, as soon as hooks added later are removed too."""
+        """Restore the hook of the module, once those that were added later are removed too."""
         self.removed = True
         attributes = vars(self.module)
         while isinstance(present := attributes.get(self.name), BeforeHook) and present.removed:

@@ -1,4 +1,4 @@
-r"""LoRA ranks of PEFT as widths: the ranks that layers and configs of adapters store follow when they are resized.
+r"""LoRA ranks of PEFT as widths: when a rank is resized, the layers and configs that store it are updated.
 
 A LoRA layer adds :math:`s B A x` to its base layer, with :math:`s = \alpha / r`, or :math:`\alpha / \sqrt r` for
 rank-stabilized LoRA. A resized rank keeps s: alpha changes with r, in the layer and in the config.
@@ -32,10 +32,10 @@ _CHANGE_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")  # initialization
 
 
 class Adapters:
-    """The extension for models with adapters: ranks of LoRA can be resized, other sizes inside adapters cannot."""
+    """The extension for models with adapters: LoRA ranks can be resized, other sizes inside adapters cannot."""
 
     def limit(self, model: nn.Module, structure: Structure) -> None:
-        """Fix the sizes inside adapters whose layers or configs could not follow; no other layer has these sizes."""
+        """Fix the sizes inside adapters that layers or configs could not follow; no layer outside shares them."""
         layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)}
         owners = {name: _owner(name, layers) for name in structure.axes}
         atoms = {name: {leaf for term in terms for leaf in leaves(term)} for name, terms in structure.axes.items()}
@@ -50,7 +50,7 @@ class Adapters:
                     fix(atom, Reason(f"{reason} ({path})", Kind.ADAPTER))
 
     def idle(self, model: nn.Module) -> Container[str]:
-        """The tensors of adapters that are not active, and of modules that others are trained in place of."""
+        """Tensors of inactive adapters, and of modules that are replaced by a trained copy (``modules_to_save``)."""
         layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)}
         owners = {name: _owner(name, layers) for name, _ in model.named_parameters()}
         found = {name for name, own in owners.items() if own and own[1] not in layers[own[0]].active_adapters}
@@ -63,12 +63,12 @@ class Adapters:
         return found
 
     def follow(self, model: nn.Module) -> Sequence[FollowRanks]:
-        """One operation for each model with adapters inside a model."""
+        """One operation for each submodule that adapters were put into."""
         return [FollowRanks(base) for _, base in _base_models(model)]
 
 
 class FollowRanks:
-    """Set the ranks, and with them alpha, that the layers and configs of a model's LoRA adapters store."""
+    """Set the ranks and alphas in LoRA layers and adapter configs to those of the tensors."""
 
     def __init__(self, base: nn.Module):
         self.base = base
@@ -92,7 +92,7 @@ register(Adapters())
 
 
 def _base_models(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The models that adapters were put into, with their paths: the names in configs are relative to them."""
+    """Models that adapters were put into, with their paths: names in configs are relative to them."""
     for path, module in model.named_modules():
         if isinstance(vars(module).get("peft_config"), Mapping) and not isinstance(module, BaseTuner):
             yield path, module
@@ -102,7 +102,7 @@ def _base_models(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _changes(base: Any) -> Iterator[_Change]:
-    """What must change in layers and configs for their ranks to be those of the tensors."""
+    """Changes after which layers and configs have the ranks of the tensors."""
     layers = [(path, layer) for path, layer in base.named_modules() if isinstance(layer, LoraLayer)]
     for adapter, config in base.peft_config.items():
         if config.peft_type != PeftType.LORA:
@@ -132,7 +132,7 @@ def _changes(base: Any) -> Iterator[_Change]:
 
 
 def _rank(layer: Any, adapter: str) -> int:
-    """The rank that the tensors of a layer have."""
+    """The rank of a layer, from the shape of its tensors."""
     if adapter in layer.lora_embedding_A:
         return int(layer.lora_embedding_A[adapter].shape[0])
     return int(layer.lora_A[adapter].weight.shape[0])
@@ -145,7 +145,7 @@ def _divisor(rank: int, stable: bool) -> float:
 def matching_alpha(scaling: float, rank: int, stable: bool = False) -> float:
     r"""The alpha for which PEFT computes a scaling, :math:`\alpha / r` or :math:`\alpha / \sqrt r`, from it.
 
-    Not every double is a quotient of this kind: then the scaling differs by one unit in the last of 53 bits.
+    Not every double is such a quotient: then the scaling is off by one unit in the last place.
 
     Example:
         >>> matching_alpha(16 / 8, 12)
@@ -161,7 +161,7 @@ def matching_alpha(scaling: float, rank: int, stable: bool = False) -> float:
 
 
 def described(values: Mapping[str, Any], common: Any, patterns: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    r"""A common value and patterns of names, as in a LoraConfig, that give each name its value.
+    r"""Describe values by name as a LoraConfig does: a common value, and patterns of the names that differ from it.
 
     Args:
         values: the values by name.
@@ -182,7 +182,7 @@ def described(values: Mapping[str, Any], common: Any, patterns: Mapping[str, Any
 
 
 def _pattern(name: str) -> str:
-    """The pattern that matches one name only."""
+    """A pattern that matches this name only."""
     return f"^{re.escape(name)}"
 
 
@@ -190,7 +190,7 @@ def _pattern(name: str) -> str:
 
 
 def adapter_files(model: Any) -> Iterator[tuple[Path, dict[str, str]]]:
-    """The file of each adapter, as ``save_pretrained`` places it, and the model's own names by those in the file."""
+    """The file of each adapter, where ``save_pretrained`` puts it, and names in the model by names in the file."""
     state = model.state_dict()
     own = {value.data_ptr(): name for name, value in state.items() if isinstance(value, Tensor) and value.numel()}
     for adapter in model.peft_config:
@@ -200,9 +200,9 @@ def adapter_files(model: Any) -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 def shapes_without_adapters(base: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes that the tensors of a base model had before it got adapters.
+    """Names and shapes in a base model before it got adapters.
 
-    Modules that are trained in place of others (``modules_to_save``) have the names of these.
+    Modules in ``modules_to_save`` are listed under the names of those that they replace.
     """
     layers = {path: layer for path, layer in base.named_modules() if isinstance(layer, BaseTunerLayer)}
     copies = [path for path, layer in base.named_modules() if isinstance(layer, ModulesToSaveWrapper)]
@@ -218,7 +218,7 @@ def shapes_without_adapters(base: nn.Module) -> Iterator[tuple[str, tuple[int, .
 
 
 def _owner(name: str, layers: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The path of the layer and the adapter that a tensor belongs to; None for tensors of base layers."""
+    """The layer, by path, and the adapter that a tensor belongs to; None for tensors of base layers."""
     parts = name.split(".")
     for number in range(len(parts) - 2, 0, -1):
         path = ".".join(parts[:number])
@@ -228,7 +228,7 @@ def _owner(name: str, layers: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def _configs(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """The configs of adapters by the path of a layer and the name of the adapter."""
+    """Configs of adapters by layer and adapter."""
     return {
         (f"{path}.{inner}".strip("."), adapter): config
         for path, base in _base_models(model)

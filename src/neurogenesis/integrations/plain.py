@@ -1,4 +1,4 @@
-"""Copies of states, and whether they consist of plain values."""
+"""Copies of states, and a check that they consist of plain values."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 
 
 def copied(value: Any) -> Any:
-    """Copy a state: containers and tensors. Of a view, only what it shows is copied."""
+    """Copy a state: containers and tensors. Of a view, only the visible entries are copied."""
     return _mapped(value, {}, True)
 
 
 def compact(value: Any) -> Any:
-    """The same state, with copies of the tensors that show a part of their memory only: all of it would be saved."""
+    """Copy the views in a state whose storage is larger: ``torch.save`` would write all of it."""
     return _mapped(value, {}, False)
 
 
 def _mapped(value: Any, done: dict[int, Any], copy_all: bool) -> Any:
-    """Copy containers and tensors, each object once; `done` holds the copies and, as ids may be reused, the objects."""
+    """Copy containers and tensors, each object once; `done` has copies by id, and the objects, as ids may be reused."""
     if id(value) in done:
         return done[id(value)][0]
     result: Any
@@ -43,7 +43,7 @@ def _mapped(value: Any, done: dict[int, Any], copy_all: bool) -> Any:
 
 
 def unsafe(content: Any, path: str = "") -> Iterator[str]:
-    """Places of values that ``torch.load(weights_only=True)`` would refuse."""
+    """Paths of values that ``torch.load(weights_only=True)`` would refuse."""
     if type(content) in (dict, OrderedDict, Counter):
         for key, value in content.items():
             yield from unsafe(key, f"a key of {path}") if type(key) is not str else ()

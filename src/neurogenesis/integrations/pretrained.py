@@ -1,4 +1,4 @@
-"""Grown models of Transformers: their configs follow if they can, else the sizes of widths travel with the weights."""
+"""Save and load grown models of Transformers, by their config if it can describe them, else by saved sizes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from torch import nn
 
 from ..structure.axes import unwrapped
 from ..structure.extensions import libraries_of
-from ..structure.modes import ordinary_tensors
-from .checkpoints import KEY, fit, load_state_dict, read_state
-from .sizes import SavedSizes
+from ..structure.saved_sizes import SavedSizes
+from .checkpoints import KEY, load_weights, read_state
 
 Model = TypeVar("Model", bound=nn.Module)
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def save_pretrained(model: nn.Module, path: str | PathLike[str]) -> bool:
-    """Save a grown model as its own ``save_pretrained`` does, with a config that has its sizes if there is one.
+    """Save a grown model by its own ``save_pretrained``, with its sizes in the config if that can describe them.
 
     Args:
         model: a model of Transformers, or one with adapters of PEFT, which are saved without the base model.
@@ -50,7 +49,7 @@ def save_pretrained(model: nn.Module, path: str | PathLike[str]) -> bool:
         True
     """
     model = unwrapped(model)
-    follows = _adapters_fit(model) if has_adapters(model) else update_config(model)
+    follows = _base_has_config_sizes(model) if has_adapters(model) else update_config(model)
     model.save_pretrained(path)  # type: ignore[operator]
     SavedSizes.of(model).write(Path(path) / f"{KEY}.json")
     return follows
@@ -78,18 +77,7 @@ def from_pretrained(model_class: type[Model], path: str | PathLike[str]) -> Mode
     if model.config.dtype is not None:
         model.to(model.config.dtype)
     names, (state, sizes) = saved_names(model), read_state(directory)
-    with ordinary_tensors(), torch.no_grad():
-        state = {names.get(name, name): value for name, value in state.items()}
-        try:
-            fit(model, state, sizes)
-        except ValueError as error:
-            if sizes is not None and sizes.widths:
-                raise
-            raise ValueError(
-                f"the config in {directory} does not fit the weights, and the sizes of the widths are not there: load "
-                f"them with neurogenesis.load_state_dict(model, {str(path)!r}, example=x)"
-            ) from error
-    load_state_dict(model, state)
+    load_weights(model, {names.get(name, name): value for name, value in state.items()}, sizes)
     if (directory / "generation_config.json").exists():
         model.generation_config = type(model.generation_config).from_pretrained(directory)
     result: Model = model.eval()
@@ -97,10 +85,10 @@ def from_pretrained(model_class: type[Model], path: str | PathLike[str]) -> Mode
 
 
 def update_config(model: Any) -> bool:
-    """Set the sizes in a model's config, such as ``intermediate_size``, so that it builds the model as it is.
+    """Update sizes in the config of a model, such as ``intermediate_size``, so that it builds the model as it is.
 
-    Fields are found by building the model's class without memory: a field is set if more tensors have their shapes
-    then. If the config cannot describe all of them, as when layers differ that it has one size for, it is not changed.
+    Fields are found by building the class of the model on the meta device: a field is set if that gives more tensors
+    their shapes. If the config cannot describe all, as when it has one size for layers that differ, it is not changed.
 
     Returns:
         Whether the config describes the model.
@@ -123,7 +111,7 @@ def update_config(model: Any) -> bool:
 
 
 def _layers_differ(built: Shapes, wanted: Shapes) -> bool:
-    """Whether tensors of several layers that a config builds alike, except for the layers' numbers, should differ."""
+    """Whether layers of different sizes, whose names differ in numbers only, are built alike by a config."""
     shapes: dict[tuple[str, tuple[int, ...]], set[tuple[int, ...]]] = {}
     for name, shape in built.items():
         shapes.setdefault((re.sub(r"\d+", "*", name), shape), set()).add(wanted.get(name, ()))
@@ -131,12 +119,12 @@ def _layers_differ(built: Shapes, wanted: Shapes) -> bool:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether a model has adapters of PEFT, so that these are saved and not the model."""
+    """Whether a model has adapters of PEFT: then these are saved, not the model."""
     return isinstance(getattr(model, "peft_config", None), Mapping) and "peft" in libraries_of(model)
 
 
-def _adapters_fit(model: nn.Module) -> bool:
-    """Whether the base model, and what is trained in place of its modules, has the sizes that its config says."""
+def _base_has_config_sizes(model: nn.Module) -> bool:
+    """Whether the config of the base model builds it with the present sizes, including ``modules_to_save``."""
     from transformers import PreTrainedModel
 
     from .peft import shapes_without_adapters
@@ -149,7 +137,7 @@ def _adapters_fit(model: nn.Module) -> bool:
 
 
 def saved_files(model: nn.Module, directory: Path) -> Iterator[tuple[Path, Mapping[str, str]]]:
-    """The files with the weights of a model in a directory, and the model's own names by those in the file."""
+    """Files with the weights of a model in a directory, each with names in the model by names in the file."""
     if has_adapters(model):
         from .peft import adapter_files
 
@@ -160,7 +148,7 @@ def saved_files(model: nn.Module, directory: Path) -> Iterator[tuple[Path, Mappi
 
 
 def saved_names(model: Any) -> dict[str, str]:
-    """The model's own names of tensors by those in files, which are older ones for some models."""
+    """Names of tensors in a model by their names in files, which are older ones for some models."""
     from transformers import PreTrainedModel
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -174,7 +162,7 @@ def saved_names(model: Any) -> dict[str, str]:
 def _improvements(
     model: Any, config: Any, wanted: Shapes, differing: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[tuple[str, ...], str, int]]:
-    """Changes of one field after which fewer tensors differ: of those that have the old size, then of unset ones."""
+    """Changes of one field that make fewer tensors differ: first of fields with the old size, then of unset ones."""
     pairs = {
         pair
         for name, shape in differing.items()
@@ -197,7 +185,7 @@ def _improvements(
 
 
 def _fields(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """Path, name and value of all fields of a config and of the configs inside it."""
+    """Path, name and value of each field in a config and in nested configs."""
     for name, value in vars(config).items():
         if hasattr(value, "to_diff_dict"):  # a config
             yield from _fields(value, (*path, name))
@@ -216,7 +204,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _differing(model: nn.Module, config: Any, wanted: Shapes) -> dict[str, tuple[int, ...]]:
-    """The shapes, in a model built from the config, of the tensors that have other ones or are not wanted."""
+    """Tensors that a config builds with another shape than wanted, and their built shape; () if there is none."""
     built = _built_shapes(model, config)
     return {
         name: built.get(name, ()) for name in (*wanted, *(built.keys() - wanted)) if built.get(name) != wanted.get(name)
@@ -224,6 +212,6 @@ def _differing(model: nn.Module, config: Any, wanted: Shapes) -> dict[str, tuple
 
 
 def _built_shapes(model: nn.Module, config: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes in a model of the same class, built from a config without memory."""
+    """Shapes in a model of the same class, built from a config on the meta device."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return _shapes(type(model)(copy.deepcopy(config)))

@@ -1,11 +1,11 @@
 """The state of a training run: one or more models with their growers and averages, optimizers and other objects.
 
-It is checked completely before anything is changed, and all models are resized in one surgery.
+A state is checked before anything is changed, and if one of the models cannot be resized, none is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +17,18 @@ from torch.optim import Optimizer
 from ..growing.grower import Grower
 from ..structure.axes import unwrapped
 from ..structure.modes import ordinary_tensors
+from ..structure.saved_sizes import SavedSizes
+from ..structure.solving import shapes_in
+from ..structure.widths import last_widths
 from ..surgery.optimizer_state import Optimizers, as_list
 from ..surgery.plan import Surgery, averaged_model
-from .checkpoints import KEY, check_names, fit_in, shapes_in, with_shared
+from ..surgery.resizing import plan_of_shapes, resize_to_saved
+from .checkpoints import KEY, check_names, with_shared
+from .growers import growth_of, optimizers_of
 from .plain import copied
 from .saved_optimizers import check_optimizers, load_optimizer, optimizer_state
-from .sizes import SavedSizes
 
-FORMAT = 2  # of the content
+FORMAT = 3  # of the content
 
 Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 Growers = Grower | Iterable[Grower] | Mapping[str, Grower] | None
@@ -32,14 +36,22 @@ Averages = nn.Module | Sequence[nn.Module | None] | Mapping[str, nn.Module] | No
 
 
 @dataclass(frozen=True)
-class Part:
-    """A model of a run; `given` says whether its average was passed, rather than found in its grower."""
+class Member:
+    """A model of a run, with its grower and its average.
+
+    Args:
+        name: what it is called among several models; empty if there is only one.
+        model: the model.
+        grower: its grower.
+        average: its average: the one that was passed or, by default, the one of the grower.
+        average_given: whether an average was passed.
+    """
 
     name: str
     model: nn.Module
     grower: Grower | None
     average: nn.Module | None
-    given: bool
+    average_given: bool
 
     @property
     def label(self) -> str:
@@ -50,13 +62,13 @@ class Part:
 class Run:
     """What is saved and loaded together."""
 
-    parts: tuple[Part, ...]
+    members: tuple[Member, ...]
     optimizers: tuple[Optimizer, ...]
     others: tuple[Any, ...]
 
     @staticmethod
     def of(model: Models, optimizer: Optimizers, grower: Growers, ema: Averages, others: Any) -> Run:
-        """Sort the arguments of `save`, `load`, `snapshot` and `restore`; raises an error if they do not match."""
+        """Match the arguments of `save`, `load`, `snapshot` and `restore`; raises an error if they do not agree."""
         models = {name: unwrapped(each) for name, each in _named_models(model).items()}
         growers = _listed(grower)
         averages = _named_averages(ema, models)
@@ -65,104 +77,103 @@ class Run:
                 raise TypeError(f"grower: expected a Grower, or a list of them, not {each!r}")
             if not any(each.model is own for own in models.values()):
                 raise ValueError("grower: it grows another model")
-        parts = []
+        members = []
         for name, own in models.items():
             its = next((each for each in growers if each.model is own), None)
             average = averages.get(name)
             if average is not None:
                 _check_average(own, average)
             found = None if its is None else its.ema
-            parts.append(Part(name, own, its, found if average is None else average, average is not None))
+            members.append(Member(name, own, its, found if average is None else average, average is not None))
         optimizers = as_list(optimizer.values() if isinstance(optimizer, Mapping) else optimizer)
-        return Run(tuple(parts), tuple(optimizers), tuple(_checked_others(others)))
+        return Run(tuple(members), tuple(optimizers), tuple(_checked_others(others)))
 
     @property
     def names(self) -> dict[int, str]:
         """Names of all parameters, by id."""
         return {
-            id(parameter): f"{part.name}.{name}" if part.name else name
-            for part in self.parts
-            for name, parameter in part.model.named_parameters()
+            id(parameter): f"{member.name}.{name}" if member.name else name
+            for member in self.members
+            for name, parameter in member.model.named_parameters()
         }
 
     def state(self, extra: Mapping[str, Any] | None, *, buffers: bool = False) -> dict[str, Any]:
-        """The state of everything, which shares tensors with it.
+        """The state of everything; tensors are shared, not copied.
 
         Args:
             extra: other values.
-            buffers: whether to include buffers that are not part of the state of their module.
+            buffers: whether to include all buffers that are not persistent, and not only those of widths.
         """
         names = self.names
         return {
             KEY: FORMAT,
-            "models": {part.name: _state_of(part, buffers) for part in self.parts},
+            "models": {member.name: _state_of(member, buffers) for member in self.members},
             "optimizers": [optimizer_state(each, names) for each in self.optimizers],
             "others": [{"kind": type(each).__name__, "state": each.state_dict()} for each in self.others],
             "extra": dict(extra or {}),
         }
 
-    def check(self, content: Mapping[str, Any], where: str) -> None:
-        """Raise an error unless a state can be loaded."""
-        models = content["models"]
-        _check_models([part.name for part in self.parts], list(models), where)
-        left_out = [f"{name}." for name in models if name not in {part.name for part in self.parts}]
-        kinds, saved = [type(each).__name__ for each in self.others], [each["kind"] for each in content["others"]]
-        if self.others and kinds != saved:
-            raise ValueError(f"others: {where} has the state of {_listing(saved)}, not of {_listing(kinds)}")
-        for part in self.parts:
-            if part.grower is not None and models[part.name]["grower"] is not None:
-                part.grower.check_examples(models[part.name]["grower"])
-            _check_part(part, models[part.name], where)
-        check_optimizers(self.optimizers, content["optimizers"], self.names, left_out, where)
-        for part in self.parts:  # finds the widths, if this has not been done
-            if part.grower is not None:
-                part.grower.check_state(models[part.name]["grower"])
+    def load(self, content: Mapping[str, Any], where: str, *, aliased: bool) -> None:
+        """Load a state; raises an error, and changes nothing, if it does not fit.
 
-    def load(self, content: Mapping[str, Any], *, aliased: bool) -> None:
-        """Load a state that was checked; it is copied if it is `aliased`, to be loaded again."""
+        Args:
+            content: the state.
+            where: the name of the file or snapshot in messages.
+            aliased: whether tensors are copied, so that the state can be loaded again.
+        """
+        self._check(content, where)
         own = copied if aliased else _same
         with ordinary_tensors(), torch.no_grad():
             with ExitStack() as surgeries:
-                for part in self.parts:
-                    self._resize(part, content["models"][part.name], surgeries)
-            for part in self.parts:
-                saved = content["models"][part.name]
-                if part.grower is not None:
-                    part.grower.load_state_dict(own(saved["grower"]))
+                for member in self.members:
+                    self._resize(member, content["models"][member.name], surgeries)
+            for member in self.members:
+                saved = content["models"][member.name]
+                if member.grower is not None:
+                    member.grower.load_state_dict(own(saved["grower"]))
                 buffers, of_average = saved.get("buffers", ({}, {}))
-                _load_module(part.model, saved["state"], buffers, own)
-                if part.average is not None and saved["average"] is not None:
-                    _load_module(part.average, saved["average"], of_average, own)
+                _load_module(member.model, saved["state"], own)
+                _load_buffers(member.model, buffers)
+                if member.average is not None and saved["average"] is not None:
+                    _load_module(member.average, saved["average"], own)
+                    _load_buffers(averaged_model(member.average), of_average)
             names = self.names
             for optimizer, state in zip(self.optimizers, content["optimizers"], strict=False):
                 load_optimizer(optimizer, own(state), names)
             for other, state in zip(self.others, content["others"], strict=False):
                 other.load_state_dict(own(state["state"]))
 
-    def _resize(self, part: Part, saved: Mapping[str, Any], surgeries: ExitStack) -> None:
-        optimizers = dict.fromkeys(self.optimizers)
-        optimizers.update(dict.fromkeys(part.grower.optimizers if part.grower is not None else ()))
-        holding = [each for each in optimizers if _trains(each, part.model)]
-        state = with_shared(part.model, saved["state"])
-        sizes = SavedSizes.from_state(saved["sizes"])
-        if not sizes.widths:  # not known when the state was saved
-            sizes = SavedSizes.of(part.model, shapes_in(part.model, state))
-        surgery = surgeries.enter_context(Surgery(part.model, holding or None, ages=False))
-        if part.grower is not None:
-            part.grower.resize_to(saved["grower"], surgery)
-        fit_in(surgery, state, sizes)
-        if part.average is not None:
-            average = averaged_model(part.average)
-            fit_in(surgeries.enter_context(Surgery(average, ages=False)), state, sizes)
+    def _check(self, content: Mapping[str, Any], where: str) -> None:
+        """Raise an error unless a state can be loaded; only resizing may still fail."""
+        models = content["models"]
+        _check_models([member.name for member in self.members], list(models), where)
+        left_out = [f"{name}." for name in models if name not in {member.name for member in self.members}]
+        kinds, saved = [type(each).__name__ for each in self.others], [each["kind"] for each in content["others"]]
+        if self.others and kinds != saved:
+            raise ValueError(f"others: {where} has the state of {_listing(saved)}, not of {_listing(kinds)}")
+        for member in self.members:
+            _check_member(member, models[member.name], where)
+        check_optimizers(self.optimizers, content["optimizers"], self.names, left_out, where)
+        for member in self.members:  # finds the widths, if this has not been done
+            if member.grower is not None:
+                member.grower.check_state(models[member.name]["grower"])
+
+    def _resize(self, member: Member, saved: Mapping[str, Any], surgeries: ExitStack) -> None:
+        of_grower = () if member.grower is None else member.grower.optimizers
+        optimizers = optimizers_of(member.model, dict.fromkeys([*self.optimizers, *of_grower]))
+        state = with_shared(member.model, saved["state"])
+        sizes = SavedSizes.from_state(saved["sizes"]) or SavedSizes.of(member.model, state)  # if not known when saved
+        buffers, _ = saved.get("buffers", ({}, {}))
+        state.update({name: value for name, value in buffers.items() if name in sizes.axes})
+        surgery = surgeries.enter_context(Surgery(member.model, optimizers, ages=False))
+        resize_to_saved(surgery, state, sizes)
+        if member.average is not None:
+            surgery = surgeries.enter_context(Surgery(averaged_model(member.average), ages=False))
+            resize_to_saved(surgery, state, sizes)
 
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _trains(optimizer: Optimizer, model: nn.Module) -> bool:
-    own = {id(parameter) for parameter in model.parameters()}
-    return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
 
 # --- arguments -------------------------------------------------------------------------------------------
@@ -185,7 +196,7 @@ def _named_models(model: Models) -> dict[str, nn.Module]:
 
 
 def _named_averages(ema: Averages, models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Averages by the name of their model."""
+    """Averages by name of the model."""
     if ema is None:
         return {}
     if isinstance(ema, nn.Module):
@@ -236,14 +247,18 @@ def _checked_others(others: Any) -> list[Any]:
 # --- models ----------------------------------------------------------------------------------------------
 
 
-def _state_of(part: Part, buffers: bool) -> dict[str, Any]:
-    others = {"buffers": (_other_buffers(part.model), _other_buffers(part.average))} if buffers else {}
+def _state_of(member: Member, buffers: bool) -> dict[str, Any]:
+    sizes, average = SavedSizes.of(member.model), member.average
+    names = None if buffers else sizes.axes
     return {
-        **others,
-        "state": part.model.state_dict(),
-        "sizes": SavedSizes.of(part.model).state(),
-        "grower": None if part.grower is None else part.grower.state_dict(),
-        "average": None if part.average is None else part.average.state_dict(),
+        "state": member.model.state_dict(),
+        "buffers": (
+            _transient_buffers(member.model, names),
+            {} if average is None else _transient_buffers(averaged_model(average), names),
+        ),
+        "sizes": sizes.state(),
+        "grower": None if member.grower is None else growth_of(member.grower),
+        "average": None if average is None else average.state_dict(),
     }
 
 
@@ -260,30 +275,32 @@ def _check_models(given: list[str], saved: list[str], where: str) -> None:
         raise ValueError(f"{where} has no model {missing[0]!r}, but {listed}")
 
 
-def _check_part(part: Part, saved: Mapping[str, Any], where: str) -> None:
+def _check_member(member: Member, saved: Mapping[str, Any], where: str) -> None:
     """Raise ValueError unless the state of one model can be loaded."""
-    if part.grower is not None and saved["grower"] is None:
-        raise ValueError(f"{part.label}{where} has no state of a grower: pass none")
-    if part.given and saved["average"] is None:
-        raise ValueError(f"{part.label}{where} has no state of an average: pass no ema=")
-    state, sizes = with_shared(part.model, saved["state"]), SavedSizes.from_state(saved["sizes"])
+    if member.grower is not None and saved["grower"] is None:
+        raise ValueError(f"{member.label}{where} has no state of a grower: pass none")
+    if member.average_given and saved["average"] is None:
+        raise ValueError(f"{member.label}{where} has no state of an average: pass no ema=")
+    state, sizes = with_shared(member.model, saved["state"]), SavedSizes.from_state(saved["sizes"])
     try:
-        check_names(part.model, state)
-        if sizes.widths:
-            sizes.plan(part.model, shapes_in(part.model, state))
-        if part.average is not None and saved["average"] is not None:
-            check_names(part.average, with_shared(part.average, saved["average"]))
+        check_names(member.model, state)
+        if sizes and last_widths(member.model) is None:
+            plan_of_shapes(member.model, shapes_in(member.model, state), sizes)
+        if member.average is not None and saved["average"] is not None:
+            check_names(member.average, with_shared(member.average, saved["average"]))
     except ValueError as error:
-        raise ValueError(f"{part.label}{error}") from None
+        raise ValueError(f"{member.label}{error}") from None
 
 
-def _load_module(module: nn.Module, saved: Mapping[str, Any], buffers: Mapping[str, Tensor], own: Any) -> None:
-    """Load the state of a module, and the buffers that are not part of it."""
+def _load_module(module: nn.Module, saved: Mapping[str, Any], own: Any) -> None:
     state = with_shared(module, saved)
     for name, value in state.items():
         if not isinstance(value, Tensor):
             state[name] = own(value)
     module.load_state_dict(state)
+
+
+def _load_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     for name, value in buffers.items():
         path, _, leaf = name.rpartition(".")
         owner = module.get_submodule(path)
@@ -294,12 +311,11 @@ def _load_module(module: nn.Module, saved: Mapping[str, Any], buffers: Mapping[s
             owner._buffers[leaf] = value.clone()
 
 
-def _other_buffers(module: nn.Module | None) -> dict[str, Tensor]:
-    """The buffers that are not part of a module's state."""
-    if module is None:
-        return {}
+def _transient_buffers(module: nn.Module, names: Container[str] | None) -> dict[str, Tensor]:
+    """Buffers of a module that are not persistent, and so not in its state; all, or those with certain names."""
     kept = module.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in module.named_buffers() if name not in kept}
+    found = {name: buffer for name, buffer in module.named_buffers() if name not in kept}
+    return {name: buffer for name, buffer in found.items() if names is None or name in names}
 
 
 def _listing(kinds: Sequence[str]) -> str:

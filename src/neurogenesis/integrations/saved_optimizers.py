@@ -1,4 +1,4 @@
-"""States of optimizers with the names of their parameters: torch goes by position alone."""
+"""States of optimizers with the names of parameters: torch matches them by position alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ..surgery.ages import resume
 
-Names = Mapping[int, str]  # names of parameters by id; others are parameters of none of the models
+Names = Mapping[int, str]  # names of parameters by id; those of other models are not in it
 
 
 def optimizer_state(optimizer: Optimizer, names: Names) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def check_optimizers(
         optimizers: the optimizers; if there are none, no state is loaded.
         states: what `optimizer_state` returned for each.
         names: names of parameters.
-        left_out: prefixes of the names of parameters that may be of none of the models now.
-        where: what messages call the place that the states come from.
+        left_out: prefixes of parameters whose models are not loaded.
+        where: the name of the file or snapshot in messages.
     """
     if optimizers and len(optimizers) != len(states):
         raise ValueError(f"{where} has the state of {len(states)} optimizers, not of {len(optimizers)}")
@@ -51,32 +51,24 @@ def check_optimizers(
 
 
 def _difference(kind: str, name: str, other: str) -> str:
-    if name and other:
-        return (
-            f"{kind} has parameter {name!r} where the saved one has {other!r}: create it with its parameters in the "
-            "same order"
-        )
-    if name:
-        return (
-            f"{kind} has parameter {name!r} where the saved one has a parameter of another model: if it trains several "
-            "models, pass the ones that were saved together, or load each file with its own model"
-        )
+    present = f"parameter {name!r}" if name else "a parameter of another model"
+    saved = repr(other) if other else "a parameter of another model"
     return (
-        f"{kind} has a parameter of another model where the saved one has {other!r}: create it with its parameters in "
-        "the same order, and pass all models that were saved together, as model={'first': first, 'second': second}"
+        f"{kind} has {present} where the saved one has {saved}: create it with its parameters in the same order. If it "
+        "trains several models, pass those that were saved together, as model={'first': first, 'second': second}, or "
+        "load each file with its own model"
     )
 
 
 def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], names: Names) -> None:
     """Load a state that was checked.
 
-    If parameters of other models do not have the shapes that they had, as they are yet to be loaded, their state
-    stays as it is.
+    Parameters of models that are loaded later may not have their saved shapes yet: their state stays as it is.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     others = [number for number, parameter in enumerate(parameters) if id(parameter) not in names]
     state = dict(saved["state"])
-    if not all(_fits(state.get(number, {}), parameters[number]) for number in others):
+    if not all(_may_belong(state.get(number, {}), parameters[number]) for number in others):
         present = optimizer.state_dict()["state"]
         for number in others:
             state.pop(number, None)
@@ -86,8 +78,8 @@ def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], names: Names)
     resume(optimizer)
 
 
-def _fits(state: Mapping[str, Any], parameter: Tensor) -> bool:
-    """Whether the state may be that of a parameter: tensors have its shape, or are reduced along axes, or numbers."""
+def _may_belong(state: Mapping[str, Any], parameter: Tensor) -> bool:
+    """Whether a state has the shapes of a parameter; its tensors may be reduced along axes, or scalars."""
     return all(
         value.numel() == 1
         or (

@@ -10,11 +10,11 @@ import torch
 
 from ..files import replace_file
 from ..structure.modes import ordinary_tensors
+from ..structure.saved_sizes import SavedSizes
 from ..surgery.optimizer_state import Optimizers
 from .checkpoints import KEY, File, as_file, name_of, read_content
 from .plain import compact, copied, unsafe
 from .runs import FORMAT, Averages, Growers, Models, Run
-from .sizes import SavedSizes
 
 
 class Snapshot:
@@ -25,7 +25,7 @@ class Snapshot:
 
     @property
     def widths(self) -> dict[str, int]:
-        """The sizes that widths had, by name; of several models, with the model's name before it."""
+        """The sizes of widths in the snapshot, by name; with several models, the name of the model comes first."""
         result = {}
         for name, own in self._content["models"].items():
             result.update(SavedSizes.from_state(own["sizes"]).below(name).widths)
@@ -74,7 +74,7 @@ def restore(
     ema: Averages = None,
     others: Any = None,
 ) -> dict[str, Any]:
-    """Go back to a snapshot: models are grown or shrunk to the sizes that they had, and everything gets its old values.
+    """Go back to a snapshot: models are resized to their sizes at that time, and all states are loaded.
 
     Training goes on as it did after the snapshot, bit by bit, but torch's global random state is left alone. A snapshot
     can be restored several times, also into other objects that were created in the same way. What it has and you do not
@@ -97,8 +97,7 @@ def restore(
             "state_dict() is loaded by neurogenesis.load_state_dict(model, state)"
         )
     run = Run.of(model, optimizer, grower, ema, others)
-    run.check(snapshot._content, "the snapshot")
-    run.load(snapshot._content, aliased=True)
+    run.load(snapshot._content, "the snapshot", aliased=True)
     extra: dict[str, Any] = copied(snapshot._content["extra"])
     return extra
 
@@ -162,7 +161,7 @@ def load(
     others: Any = None,
     map_location: Any = None,
 ) -> dict[str, Any]:
-    """Load a file of `save` into a fresh model, its optimizers and its grower, all of which it resizes.
+    """Load a file of `save` into a fresh model, its optimizers and its grower, which are resized.
 
     Training goes on as if it had not stopped. No example is needed. What the file has and you do not pass, such as the
     grower, is left out. If something does not fit, nothing is changed.
@@ -181,10 +180,8 @@ def load(
         The `extra` values of `save`.
     """
     source, run = as_file(file), Run.of(model, optimizer, grower, ema, others)
-    where = name_of(source)
-    content = _in_latest_format(read_content(source, map_location), where)
-    run.check(content, where)
-    run.load(content, aliased=False)
+    content = _in_latest_format(read_content(source, map_location), name_of(source))
+    run.load(content, name_of(source), aliased=False)
     extra: dict[str, Any] = content["extra"]
     return extra
 
@@ -197,6 +194,6 @@ def _in_latest_format(content: dict[str, Any], where: str) -> dict[str, Any]:
     if content[KEY] == 1:  # one model, without average and others
         part = {"state": content["model"], "sizes": content["sizes"], "grower": content["grower"], "average": None}
         return {"models": {"": part}, "optimizers": content["optimizers"], "others": [], "extra": content["extra"]}
-    if content[KEY] != FORMAT:
-        raise ValueError(f"{where} has format {content[KEY]}, and this version reads formats 1 and {FORMAT}")
+    if content[KEY] not in (2, FORMAT):  # in format 2, growers repeat the sizes of widths
+        raise ValueError(f"{where} has format {content[KEY]}, and this version reads formats 1 to {FORMAT}")
     return content

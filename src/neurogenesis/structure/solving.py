@@ -1,11 +1,15 @@
-"""Find the sizes of a model's widths from the shapes of its tensors."""
+"""The sizes of widths that give the tensors of a model the shapes in a state."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from torch import Tensor, nn
+
+from .axes import named_tensors
 from .terms import Atom, Sizes, Term, leaves, size
 from .widths import Width, Widths
 
@@ -20,12 +24,21 @@ class _Equation:
     length: int
 
 
-def sizes_from_shapes(widths: Widths, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Sizes of all widths that can be resized, such that the tensors of the model have the given shapes.
+def shapes_in(model: nn.Module, state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes in a state of the tensors that the model has."""
+    return {name: tuple(state[name].shape) for name in named_tensors(model) if isinstance(state.get(name), Tensor)}
+
+
+def sizes_from_shapes(
+    widths: Widths, shapes: Mapping[str, Sequence[int]], saved: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Sizes of the widths that can be resized, such that the tensors of the model have the given shapes.
 
     Args:
         widths: the widths of the model as it is.
-        shapes: shapes by the name of the parameter or buffer. Widths that none of them depends on keep their sizes.
+        shapes: shapes by the name of the parameter or buffer.
+        saved: sizes by the name of the width; they count where the shapes leave a choice. Widths without them keep
+            their sizes there.
 
     Raises:
         ValueError: if there are no such sizes; names the first width that differs.
@@ -37,9 +50,11 @@ def sizes_from_shapes(widths: Widths, shapes: Mapping[str, Sequence[int]]) -> di
             raise ValueError(f"{name} should have shape {tuple(shape)}, but has {len(axes)} axes in the model")
         equations += [_Equation(name, axis, *pair) for axis, pair in enumerate(zip(axes, shape, strict=True))]
     names = {atom: width for width in widths for atom in leaves(width._term)}
+    free = {width.name: width.atom for width in widths if width.fixed is None}
+    assumed = {free[name]: number for name, number in (saved or {}).items() if name in free}
     known = {atom: atom.size for equation in equations for atom in leaves(equation.term) if atom.fixed}
     source: dict[Atom, _Equation] = {}  # of each size that was found
-    open_equations = list(equations)
+    open_equations = equations
     while open_equations:
         left = []
         for equation in open_equations:
@@ -52,22 +67,24 @@ def sizes_from_shapes(widths: Widths, shapes: Mapping[str, Sequence[int]]) -> di
             if size(equation.term, known) != equation.length:
                 raise ValueError(_difference(equation, names, known, source))
         if len(left) == len(open_equations):  # each has several unknown sizes
-            left = _assume_unchanged(left, known)
+            left = _assume(left, known, assumed)
         open_equations = left
-    return {width.name: known[width.atom] for width in widths if width.fixed is None and width.atom in known}
+    found = {**assumed, **known}
+    return {name: found[atom] for name, atom in free.items() if atom in found}
 
 
 def _solved(equation: _Equation, atom: Atom, known: Sizes) -> int:
-    """The size of an atom with which an axis has its length, or nearly if there is none."""
+    """The size of an atom that gives an axis its length or, if there is none, the smallest that makes it longer."""
     candidates = range(1, equation.length + 1)
     return 1 + bisect_left(candidates, equation.length, key=lambda n: size(equation.term, {**known, atom: n}))
 
 
-def _assume_unchanged(equations: Sequence[_Equation], known: dict[Atom, int]) -> list[_Equation]:
-    """Keep the sizes of axes that have their length already."""
+def _assume(equations: Sequence[_Equation], known: dict[Atom, int], assumed: Sizes) -> list[_Equation]:
+    """Assume sizes, or the present ones, where they give an axis its length; returns the other equations."""
     for equation in equations:
-        if size(equation.term, known) == equation.length:
-            known.update({atom: atom.size for atom in leaves(equation.term) if atom not in known})
+        sizes = {atom: known.get(atom, assumed.get(atom, atom.size)) for atom in leaves(equation.term)}
+        if size(equation.term, sizes) == equation.length:
+            known.update(sizes)
             return [other for other in equations if other is not equation]
     first = equations[0]
     raise ValueError(
@@ -79,7 +96,7 @@ def _assume_unchanged(equations: Sequence[_Equation], known: dict[Atom, int]) ->
 def _difference(
     equation: _Equation, names: Mapping[Atom, Width], known: Sizes, source: Mapping[Atom, _Equation]
 ) -> str:
-    """Why an axis cannot have its length, by the width that differs."""
+    """Why an axis cannot have its length: the width whose size differs."""
     where = f"{equation.tensor} should have {equation.length} on axis {equation.axis}"
     present = size(equation.term)
     for atom in leaves(equation.term):

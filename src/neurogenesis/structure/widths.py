@@ -395,8 +395,9 @@ def _warn(message: str) -> None:
 
 
 def last_widths(model: nn.Module) -> Widths | None:
-    """The widths found by the last call of `widths` for a model."""
-    return _LAST_WIDTHS.get(unwrapped(model))
+    """The widths of a model as the last search found them; None if there was none, or the model has changed since."""
+    known = _LAST_WIDTHS.get(unwrapped(model))
+    return None if known is None or known.differs_from(unwrapped(model)) is not None else known
 
 
 def known_widths(
@@ -409,7 +410,7 @@ def known_widths(
         example: an input of the model, or a function that returns one; None raises ValueError if it is needed.
         tie: groups of widths that grow together, as in `widths`.
     """
-    known = last_widths(model)
+    known = _LAST_WIDTHS.get(unwrapped(model))
     problem = "its widths are not known yet" if known is None else known.differs_from(unwrapped(model))
     if known is not None and problem is None and not tie:
         return known

@@ -1,17 +1,26 @@
-"""Resize widths to given sizes."""
+"""Resize a model to given sizes, or to what was saved.
+
+If the widths of the model are known, each is resized by a plan of its own, so that all that watches them stays up to
+date, and tensors that the state lacks are resized too. A fresh model has no known widths: to find them would need an
+example. Then one plan gives its tensors the shapes in the state, along the axes that were saved with the sizes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..structure.axes import named_tensors, unwrapped
+from ..structure.edits import Edit
 from ..structure.examples import Examples
 from ..structure.modes import ordinary_tensors
-from ..structure.widths import Width, Widths, known_widths
+from ..structure.saved_sizes import SavedSizes
+from ..structure.solving import shapes_in, sizes_from_shapes
+from ..structure.widths import Width, Widths, known_widths, last_widths
 from .optimizer_state import Optimizers
 from .plan import Plan, Surgery, plan_edits, plan_shrinkage
 
@@ -49,26 +58,126 @@ def resize(
         raise TypeError(f"sizes: expected sizes by names of widths, such as {{'0': 64}}, not {sizes!r}")
     found = known_widths(model, example)
     with Surgery(model, optimizer, ema) as surgery:
-        return resize_widths(surgery, found, sizes, generator)
+        return _applied(surgery, _plans_of_widths(surgery.model, found, sizes, generator))
 
 
-def resize_widths(
-    surgery: Surgery, found: Widths, sizes: Mapping[str, int], generator: torch.Generator | None = None
-) -> list[Plan]:
-    """Resize widths of the surgery's model."""
-    plans = []
+def resize_to_saved(
+    surgery: Surgery,
+    state: Mapping[str, Any],
+    saved: SavedSizes,
+    example: Examples | None = None,
+    known: Widths | None = None,
+) -> dict[str, int]:
+    """Resize a model to a state that is loaded afterwards: new values are arbitrary.
+
+    Args:
+        surgery: of the model, which is reverted if anything in it fails.
+        state: the state of the model. The shapes of its tensors decide on the sizes; if it is empty, because it is not
+            at hand yet, `saved` does.
+        saved: the sizes that were saved with the state, if any.
+        example: an input of the model, to find its widths if they are not known.
+        known: the widths of the model; by default those that were found last.
+
+    Returns:
+        The new sizes of the widths that were resized, by name; of all widths if only `saved` has them.
+
+    Raises:
+        ValueError: if there are no such sizes, or the widths must be known and are not.
+    """
+    model, generator = surgery.model, torch.Generator().manual_seed(0)
+    tensors, shapes = named_tensors(model), shapes_in(model, state)
+    differing = [name for name, shape in shapes.items() if tensors[name].shape != shape]
+    if not differing and (state or not saved):
+        return {}
+    known = last_widths(model) if known is None else known
+    if known is None and example is None:
+        if not saved:
+            raise ValueError(
+                f"{_difference(differing[0], shapes, tensors)}, and the sizes of widths were not saved with it: pass "
+                "an input of the model as example=, as in neurogenesis.load_state_dict(model, state, example=x), or "
+                "call neurogenesis.widths(model, x) first, so that its widths can be resized"
+            )
+        surgery.apply(plan_of_shapes(model, shapes, saved))
+        return saved.widths
+    if known is None:
+        with ordinary_tensors(), torch.enable_grad():
+            known = known_widths(model, example)
+    if unused := [name for name in differing if name in known.structure.unused]:
+        raise ValueError(
+            f"{_difference(unused[0], shapes, tensors)}, and no example uses it: switch it on before the state is "
+            "loaded, or pass a list of inputs that together use all layers, as example=[...]"
+        )
+    sizes = sizes_from_shapes(known, shapes, saved.widths) if state else saved.widths
+    resized = {name: number for name, number in sizes.items() if known[name].size != number}
+    _applied(surgery, _plans_of_widths(model, known, resized, generator))
+    return resized
+
+
+def plan_of_shapes(model: nn.Module, shapes: Mapping[str, Sequence[int]], saved: SavedSizes) -> Plan:
+    """Plan to give the tensors of a model other shapes, with arbitrary values, although its widths are not known.
+
+    Raises:
+        ValueError: if they differ on other axes than the saved ones, or the model lacks an attribute.
+    """
+    tensors, modules = named_tensors(model), dict(model.named_modules(remove_duplicate=False))
+    edits: list[Edit] = []
+    for name, shape in shapes.items():
+        if tensors[name].ndim != len(shape):
+            raise ValueError(_difference(name, shapes, tensors))
+        for axis, (before, after) in enumerate(zip(tensors[name].shape, shape, strict=True)):
+            if before == after:
+                continue
+            if axis not in saved.axes.get(name, ()):
+                raise ValueError(
+                    f"{_difference(name, shapes, tensors)}, and axis {axis} does not belong to a width that can be "
+                    "resized: the state is of another architecture"
+                )
+            edits.append(_edit_of_length(name, axis, tensors[name], after))
+    attributes = []
+    for path, name, value in saved.attributes:
+        present = getattr(modules.get(path), name, None)
+        if type(present) is not int:
+            raise ValueError(f"the sizes are of another model: {path or 'the model'} has no attribute {name}")
+        if present != value:
+            attributes.append((path, name, present, value))
+    return Plan("all widths", 0, 0, tuple(edits), tuple(attributes))
+
+
+def _edit_of_length(name: str, axis: int, tensor: Tensor, length: int) -> Edit:
+    """Edit that gives an axis another length, at its end."""
+    before = tensor.shape[axis]
+    new = [length - before if each == axis else number for each, number in enumerate(tensor.shape)]
+    positions = torch.arange(min(before, length), max(before, length))
+    with ordinary_tensors():
+        return Edit(name, axis, before, positions, tensor.new_zeros(new) if length > before else None, "loaded")
+
+
+def _difference(name: str, shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, Tensor]) -> str:
+    return f"{name} has shape {tuple(shapes[name])} in the state, but {tuple(tensors[name].shape)} in the model"
+
+
+def _applied(surgery: Surgery, plans: Iterable[Plan]) -> list[Plan]:
+    """Apply plans, each of which is made for the model that the previous one left."""
+    result = []
+    for plan in plans:
+        surgery.apply(plan)
+        result.append(plan)
+    return result
+
+
+def _plans_of_widths(
+    model: nn.Module, found: Widths, sizes: Mapping[str, int], generator: torch.Generator | None
+) -> Iterator[Plan]:
+    """Plans to resize widths, each made when the previous one has been applied."""
     for name, size in sizes.items():
         width = found[name]
         if isinstance(size, bool) or not hasattr(size, "__index__") or index(size) < 1:
             raise ValueError(f"{name}: expected a positive number of neurons, not {size!r}")
         if size != width.size:
-            plan = _plan_size(surgery.model, width, index(size), generator)
-            surgery.apply(plan)
-            plans.append(plan)
-    return plans
+            yield _plan_of_width(model, width, index(size), generator)
 
 
-def _plan_size(model: nn.Module, width: Width, size: int, generator: torch.Generator | None) -> Plan:
+def _plan_of_width(model: nn.Module, width: Width, size: int, generator: torch.Generator | None) -> Plan:
     """Plan to append or remove neurons at the end, also where training could not use new ones (frozen consumers)."""
     if width.fixed is not None:
         raise ValueError(f"{width.name} has {width.size} neurons and cannot be resized to {size}: {width.fixed}")

@@ -1,0 +1,113 @@
+"""The sizes of widths as plain data that is saved with the weights, so that no example is needed to load them.
+
+They say which axes of which tensors may differ in a fresh model, and which attributes of modules store a size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..files import replace_file
+from .solving import shapes_in, sizes_from_shapes
+from .terms import leaves, size
+from .widths import last_widths
+
+
+@dataclass(frozen=True)
+class SavedSizes:
+    """Sizes of widths, and what depends on them; false if no sizes were saved.
+
+    Args:
+        widths: sizes by name.
+        axes: for each tensor, the axes whose lengths depend on widths that can be resized.
+        attributes: path of a module, name and value of each attribute that stores such a length.
+    """
+
+    widths: dict[str, int] = field(default_factory=dict)
+    axes: dict[str, list[int]] = field(default_factory=dict)
+    attributes: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.widths)
+
+    @staticmethod
+    def of(model: nn.Module, state: Mapping[str, Any] | None = None) -> SavedSizes:
+        """The sizes of a model, or those in a state of it; empty if the widths of the model are not known."""
+        found = last_widths(model)
+        if found is None:
+            return SavedSizes()
+        structure = found.structure
+        others = {} if state is None else sizes_from_shapes(found, shapes_in(model, state))
+        atoms = {found[name].atom: number for name, number in others.items()}
+        free = {atom for terms in structure.axes.values() for term in terms for atom in leaves(term) if not atom.fixed}
+        axes = {
+            name: own
+            for name, terms in structure.axes.items()
+            if (own := [axis for axis, term in enumerate(terms) if not free.isdisjoint(leaves(term))])
+        }
+        attributes = [each for each in structure.attributes if not free.isdisjoint(leaves(each.term))]
+        values = dict.fromkeys((each.module, each.name, size(each.term, atoms)) for each in attributes)
+        return SavedSizes({**found.sizes, **others}, axes, list(values))
+
+    def state(self) -> dict[str, Any]:
+        """The sizes as dicts and lists."""
+        return asdict(self)
+
+    @staticmethod
+    def from_state(state: Any) -> SavedSizes:
+        """Read what `state` returned; raises ValueError if it is something else."""
+        try:
+            widths = {str(name): int(number) for name, number in state["widths"].items()}
+            axes = {str(name): [int(axis) for axis in own] for name, own in state["axes"].items()}
+            attributes = [(str(path), str(name), int(value)) for path, name, value in state["attributes"]]
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise ValueError(f"the sizes of widths cannot be read: {error!r}") from None
+        return SavedSizes(widths, axes, attributes)
+
+    def write(self, path: Path) -> None:
+        """Write the sizes to a JSON file."""
+        text = json.dumps(self.state(), indent=1)
+        replace_file(path, lambda partial: partial.write_text(text, "utf-8"))
+
+    @staticmethod
+    def read(path: Path) -> SavedSizes:
+        """Read what `write` wrote; empty if there is no such file."""
+        if not path.exists():
+            return SavedSizes()
+        try:
+            return SavedSizes.from_state(json.loads(path.read_text("utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from None
+
+    def without_prefix(self, prefix: str) -> SavedSizes:
+        """The sizes of the module whose parameters have this prefix."""
+        return SavedSizes(
+            {name.removeprefix(prefix): number for name, number in self.widths.items()},
+            {name[len(prefix) :]: own for name, own in self.axes.items() if name.startswith(prefix)},
+            [
+                (path[len(prefix) :], name, value)
+                for path, name, value in self.attributes
+                if f"{path}.".startswith(prefix)
+            ],
+        )
+
+    def below(self, path: str) -> SavedSizes:
+        """The same sizes, for the model in which this one is the submodule at a path."""
+        if not path:
+            return self
+        return SavedSizes(
+            {f"{path}.{name}": number for name, number in self.widths.items()},
+            {f"{path}.{name}": own for name, own in self.axes.items()},
+            [(f"{path}.{inner}" if inner else path, name, value) for inner, name, value in self.attributes],
+        )
+
+    def joined(self, other: SavedSizes) -> SavedSizes:
+        """These sizes and those of another submodule of the same model."""
+        attributes = list(dict.fromkeys([*self.attributes, *other.attributes]))
+        return SavedSizes({**self.widths, **other.widths}, {**self.axes, **other.axes}, attributes)
