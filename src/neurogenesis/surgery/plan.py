@@ -29,7 +29,7 @@ from ..structure.reasons import Kind
 from ..structure.updates import StructureUpdate, belongs
 from ..structure.widths import Width, example_for, known_widths, widths
 from ..structure.wrappers import rebuild_reducers
-from .ages import add_hooks
+from .ages import add_hooks, release_memory
 from .attached import average_of, optimizers_of
 from .operations import ResizeTensor, SetAttribute
 from .optimizer_state import Optimizers, check_optimizers, state_edits
@@ -155,6 +155,8 @@ class Surgery:
         with ordinary_tensors():
             operations = plan._operations(self.model, self.optimizers, self.ema, self.ages)
             self._grown |= plan.after > plan.before
+            for each in self.optimizers:
+                release_memory(each)
             for operation in operations:
                 operation.apply()
                 self._applied.append(operation)

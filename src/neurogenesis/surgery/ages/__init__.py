@@ -63,6 +63,14 @@ def forget(optimizer: Optimizer, parameters: Iterable[Tensor] | None = None) -> 
         hooks.remove()
 
 
+def release_memory(optimizer: Optimizer) -> None:
+    """Release references to memory that is about to be replaced."""
+    hooks = _hooks_of(optimizer)
+    if hooks is not None:
+        hooks.copied.clear()
+        hooks.cohorts.clear()
+
+
 def needs_births(optimizer: Optimizer, group: Group, state: dict[str, Any]) -> bool:
     """Whether births of new entries must be recorded: the optimizer has made steps and needs corrections."""
     if not step_count(group, state):
@@ -122,7 +130,8 @@ class _AgeHooks:
 
     def __init__(self, optimizer: Optimizer, rule: AgeRule):
         self.rule = rule
-        self.copied: dict[Tensor, YoungEntries] = {}  # those that the present step started with
+        self.young: list[tuple[Group, list[YoungParameter]]] = []  # before the present step
+        self.copied: dict[Tensor, YoungEntries] = {}
         self.cohorts: dict[tuple[YoungEntries, ...], Cohort] = {}
         # No hook for loading: torch would iterate over such hooks while `resume`, as one of them, adds it.
         self.handles = [
@@ -136,8 +145,9 @@ class _AgeHooks:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
+        self.young = _young_parameters(optimizer)
         if self.rule.functions:
-            self._copy([each for _, young in _young_parameters(optimizer) for each in young])
+            self._copy([each for _, young in self.young for each in young])
         if self.rule.prepare is None:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
@@ -152,20 +162,19 @@ class _AgeHooks:
 
         return args[:1], {**kwargs, "closure": prepared}
 
-    @torch.no_grad()
     def _copy(self, young: Sequence[YoungParameter]) -> None:
         before = self.copied
         self.copied = {}
         for parameter, state in young:
             entries, axes = before.get(parameter), state[KEY]["axes"]
-            if entries is None or not entries.fits(parameter, axes):
+            if entries is None or not entries.fits(axes):
                 entries = YoungEntries(parameter, axes)
                 self.cohorts.clear()
             self.copied[parameter] = entries
         if self.copied:
             torch._foreach_copy_(
                 [box.before for entries in self.copied.values() for box in entries.boxes],
-                [each for parameter, entries in self.copied.items() for each in entries.of(parameter)],
+                [each for entries in self.copied.values() for each in entries.present()],
             )
 
     @torch.no_grad()
@@ -176,21 +185,20 @@ class _AgeHooks:
                 self.rule.prepare(parameter, group, state, state[KEY]["axes"])
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    @torch.no_grad()
-    def _after(self, optimizer: Optimizer, *_: Any) -> None:
-        for group, young in _young_parameters(optimizer):
-            moved: dict[int, list[YoungParameter]] = {}
+    def _after(self, optimizer: Optimizer, *others: Any) -> None:
+        for group, young in self.young:
+            moved: dict[tuple[int, torch.dtype, torch.device], list[YoungParameter]] = {}
             for parameter, state in young:
                 step = step_count(group, state)
-                assert step is not None
                 # The count does not change without a gradient, or if a gradient scaler skipped the step.
-                if step != state[KEY]["seen"]:
+                if step is not None and KEY in state and step != state[KEY]["seen"]:
                     state[KEY]["seen"] = step
-                    moved.setdefault(step, []).append((parameter, state))
-            for step, those in moved.items():
+                    moved.setdefault((step, parameter.dtype, parameter.device), []).append((parameter, state))
+            for (step, _, _), those in moved.items():
                 self._correct(group, step, those)
                 self._drop_old_births(group, step, those)
-        if not any(_young_parameters(optimizer)):
+        grown_up = not any(KEY in state for _, young in self.young for _, state in young)
+        if grown_up and not _young_parameters(optimizer):  # a closure may have grown others during the step
             _remove_while_running(optimizer, self.handles, optimizer._optimizer_step_post_hooks)
 
     def _correct(self, group: Group, step: int, young: Sequence[YoungParameter]) -> None:
@@ -198,7 +206,7 @@ class _AgeHooks:
         chosen, members = [], []
         for parameter, state in young:
             entries = self.copied.get(parameter)
-            if entries is not None and entries.fits(parameter, state[KEY]["axes"]):
+            if entries is not None and entries.fits(state[KEY]["axes"]):
                 chosen.append((parameter, state))
                 members.append(entries)
         if chosen:

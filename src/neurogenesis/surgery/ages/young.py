@@ -6,7 +6,7 @@ functions of ages are computed for a block of steps at once, so that a step take
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -27,18 +27,26 @@ class YoungEntries:
 
     def __init__(self, parameter: Tensor, axes: Axes):
         _check(parameter, axes)
-        self._axes, self._layout = axes, _layout(parameter)
+        self._parameter, self._axes, self._layout = parameter, axes, _layout(parameter)
         self._shape, runs = _merged(_real(parameter), axes)
         spans = product(*(_spans(each, length) for each, length in zip(runs, self._shape, strict=True)))
         self.boxes = [Box(parameter, each) for each in spans if any(births is not None for _, births in each)]
+        self._memory, self._views = parameter.data_ptr(), self.of(parameter)
 
-    def fits(self, parameter: Tensor, axes: Axes) -> bool:
+    def fits(self, axes: Axes) -> bool:
         """Whether these are still the young entries of the parameter, in the same memory layout."""
-        return self._axes is axes and self._layout == _layout(parameter)
+        same_memory = self._parameter.data_ptr() == self._memory  # our views keep it alive: it cannot be reused
+        return self._axes is axes and (same_memory or self._layout == _layout(self._parameter))
+
+    def present(self) -> list[Tensor]:
+        """The entries of the parameter by box, as views of its memory, which are made anew only if it has moved."""
+        if self._parameter.data_ptr() != self._memory:
+            self._memory, self._views = self._parameter.data_ptr(), self.of(self._parameter)
+        return self._views
 
     def of(self, tensor: Tensor) -> list[Tensor]:
-        """The entries of the parameter itself, of its gradient or of a tensor of its state, by box."""
-        whole = _real(tensor).reshape(self._shape)
+        """The entries of the parameter, its gradient or a tensor of its state, by box."""
+        whole = _real(tensor.detach()).reshape(self._shape)
         return [whole[box.slices] for box in self.boxes]
 
 
@@ -68,70 +76,84 @@ class Box:
 
 
 class Cohort:
-    """The young entries of parameters in one group that have made the same number of steps."""
+    """Young entries of parameters of one group, dtype and device that have made the same number of steps."""
 
     def __init__(self, rule: AgeRule, members: Sequence[YoungEntries]):
         self._rule, self._members = rule, members
         self._boxes = [box for member in members for box in member.boxes]
-        axes: dict[Any, _Axis] = {}
-        self._values: list[list[list[Tensor]]] = []  # by box, function of ages and axis
-        for box in self._boxes:
-            by_axis = []
-            for births, along in box.births:
-                key = births, box.before.dtype, box.before.device
-                if key not in axes:
-                    axes[key] = _Axis(births, rule.functions, box.before)
-                by_axis.append([each.view(along) for each in axes[key].values])
-            self._values.append([list(each) for each in zip(*by_axis, strict=True)])
-        self._axes = list(axes.values())
+        self._before = [box.before for box in self._boxes]
+        self._ages = _Ages(rule.functions, self._boxes)
+        self._values = [self._ages.of(box) for box in self._boxes]  # by box, function of ages and axis
+        simple = self._simple = [number for number, box in enumerate(self._boxes) if not box.younger]
+        self._fractions = [self._before[number] for number in simple], [self._values[number][0][0] for number in simple]
+        largest = max((mask.numel() for box in self._boxes for mask in box.younger), default=0)
+        self._scratch = self._before[0].new_empty(largest)
 
     def correct(self, group: Group, step: int, young: Sequence[YoungParameter]) -> None:
         """Correct the step that the parameters have just made."""
-        for axis in self._axes:
-            axis.compute(step, constants_of(group))
-        before = [box.before for box in self._boxes]
+        self._ages.compute(step, constants_of(group))
         if (factor := decay_factor(group)) != 1:
-            torch._foreach_mul_(before, factor)
-        present = self._of([parameter for parameter, _ in young])
+            torch._foreach_mul_(self._before, factor)
+        present = [each for member in self._members for each in member.present()]
+        wide = (
+            present
+            if present[0].dtype == self._before[0].dtype
+            else [each.to(self._before[0].dtype) for each in present]
+        )
         if self._rule.correct is None:
-            self._interpolate(present)
-            return
-        read: list[list[Any]] = [
-            [p.grad if name == "grad" else state[name] for p, state in young] for name in self._rule.reads
-        ]
-        for box, values, own, *others in zip(self._boxes, self._values, present, *map(self._of, read), strict=True):
-            others = [each.to(box.before.dtype) for each in others]
-            made = self._rule.correct(group, box.before, *others, *(_youngest(box, each) for each in values))
-            own.copy_(made if box.young is None else torch.where(box.young, made, own))
-
-    def _of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The entries of one tensor per member, by box."""
-        return [each for member, tensor in zip(self._members, tensors, strict=True) for each in member.of(tensor)]
+            self._interpolate(wide)
+        else:
+            self._compute(self._rule.correct, group, young, wide)
+        if wide is not present:
+            torch._foreach_copy_(present, wide)
 
     def _interpolate(self, present: Sequence[Tensor]) -> None:
         """Take back a fraction of each update; the fraction 0 leaves old entries exactly as they are."""
-        simple: list[tuple[Tensor, Tensor, Tensor]] = []
-        for box, (back,), own in zip(self._boxes, self._values, present, strict=True):
-            if own.dtype != box.before.dtype:
-                own.copy_(torch.lerp(own.to(box.before.dtype), box.before, _youngest(box, back)))
-            elif box.younger:
-                own.lerp_(box.before, _youngest(box, back))
-            else:
-                simple.append((own, box.before, back[0]))
-        if simple:
-            torch._foreach_lerp_(*map(list, zip(*simple, strict=True)))
+        if self._simple:
+            torch._foreach_lerp_([present[number] for number in self._simple], *self._fractions)
+        for box, values, own in zip(self._boxes, self._values, present, strict=True):
+            if box.younger:
+                own.lerp_(box.before, _youngest(box, values[0], self._scratch))
+
+    def _compute(
+        self, correct: Callable[..., Tensor], group: Group, young: Sequence[YoungParameter], present: Sequence[Tensor]
+    ) -> None:
+        """Compute the new values of young entries from scratch."""
+        read: list[list[Tensor]] = []
+        for name in self._rule.reads:
+            tensors: list[Any] = [parameter.grad if name == "grad" else state[name] for parameter, state in young]
+            read.append(
+                [each for member, tensor in zip(self._members, tensors, strict=True) for each in member.of(tensor)]
+            )
+        for box, values, own, *others in zip(self._boxes, self._values, present, *read, strict=True):
+            wide = [each.to(box.before.dtype) for each in others]
+            made = correct(group, box.before, *wide, *(_youngest(box, each) for each in values))
+            own.copy_(made if box.young is None else torch.where(box.young, made, own))
 
 
-class _Axis:
-    """Functions of the ages along an axis, by position, in memory that is reused from step to step."""
+class _Ages:
+    """Functions of the ages along the axes of boxes, by position, in memory that is reused from step to step."""
 
-    def __init__(self, births: tuple[int, ...], functions: Sequence[AgeFunction], like: Tensor):
+    def __init__(self, functions: Sequence[AgeFunction], boxes: Sequence[Box]):
         self._functions = functions
-        self._births, self._positions = torch.unique(torch.tensor(births, dtype=torch.float64), return_inverse=True)
-        self._memory = like.new_empty(len(functions), len(births))
+        self._starts: dict[tuple[int, ...], int] = {}
+        count = 0
+        for births in (births for box in boxes for births, _ in box.births):
+            if births not in self._starts:
+                self._starts[births] = count
+                count += len(births)
+        every = torch.tensor([birth for births in self._starts for birth in births], dtype=torch.float64)
+        self._births, self._positions = torch.unique(every, return_inverse=True)
+        self._memory = boxes[0].before.new_empty(len(functions), count)
         self._known: tuple[int, Constants] | None = None
         self._table: tuple[Tensor, ...] = ()
-        self.values = self._memory.unbind()
+
+    def of(self, box: Box) -> list[list[Tensor]]:
+        """The values for a box, by function and axis."""
+        return [
+            [values.narrow(0, self._starts[births], len(births)).view(along) for births, along in box.births]
+            for values in self._memory
+        ]
 
     def compute(self, step: int, constants: Constants) -> None:
         """Compute the functions at a step, in blocks that are aligned, so that resumed runs give the same numbers."""
@@ -145,11 +167,13 @@ class _Axis:
         self._memory.copy_(self._table[step - first])
 
 
-def _youngest(box: Box, by_axis: Sequence[Tensor]) -> Tensor:
-    """A function of the ages of a box's entries, from its values along each axis."""
+def _youngest(box: Box, by_axis: Sequence[Tensor], scratch: Tensor | None = None) -> Tensor:
+    """A function of the ages of a box's entries, from its values along each axis; may be written into `scratch`."""
     result = by_axis[0]
     for mask, values in zip(box.younger, by_axis[1:], strict=True):
-        result = torch.lerp(result, values, mask)  # exact at 0 and 1, and faster than torch.where
+        out = None if scratch is None else scratch[: mask.numel()].view(mask.shape)
+        result = torch.lerp(result, values, mask, out=out)  # exact at 0 and 1, and faster than torch.where
+        scratch = None  # a second result must not overwrite the first, from which it is made
     return result
 
 
