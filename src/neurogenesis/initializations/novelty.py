@@ -127,8 +127,11 @@ class Opt(Select):
 
     .. math:: w \leftarrow \Pi\Big(w + \rho \frac{\nabla_w \sum_i \sigma_i}{\|\nabla_w \sum_i \sigma_i\|}\Big).
 
-    Every step runs the model forward and backward up to the layer, with all candidates: about ten times the cost of
+    Every step runs the model forward and backward up to the layer, with all candidates: seven to ten times the cost of
     `Select`. With the metric "orthogonality" the ascent is the same; only the selection uses the metric.
+
+    The sum of singular values also rewards large activations. After rectifiers, candidates therefore move towards one
+    direction in which they fire on all inputs, and networks end less accurate than with `Select` or `Random`.
 
     Args:
         steps: number of ascent steps.
