@@ -184,6 +184,7 @@ EVENTS = {
     "random": (ng.Strategy(ng.triggers.Activation(), "random"), 1568, 1.5),
     "gradmax": (ng.Strategy(ng.triggers.Gradient(), "gradmax"), 1568, 3.0),
     "select, 1,000 candidates": (ng.Strategy(ng.triggers.Activation(), "select"), 1568, 15.0),
+    "opt, 1,000 candidates": (ng.Strategy(ng.triggers.Activation(), "opt"), 1568, 300.0),
     "select, buffer of a batch": (ng.Strategy(ng.triggers.Activation(), "select"), 512, 15.0),
 }
 SCALES, VGG_LIMIT = (0.25, 0.0625), 3.0

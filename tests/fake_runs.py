@@ -12,7 +12,7 @@ from typing import Any
 
 Settings = dict[str, Any]
 
-NORTH = ("north-select", "north-pre", "north-random", "north-weight", "north-integrated")
+NORTH = ("north-select", "north-pre", "north-opt", "north-random", "north-weight", "north-integrated")
 GRADIENT = ("gradmax", "firefly", "nest")
 STATIC = ("small", "medium", "big", "static")
 
@@ -29,7 +29,8 @@ _VGG = [64, 128, 256, 256, 512, 512, 512, 512, 4096, 4096]
 _VGG_NAMES = [f"features.{index}" for index in (0, 3, 6, 8, 11, 13, 16, 18)] + ["classifier.0", "classifier.2"]
 # How far a strategy grows from the initial size (0) to the maximum (1), and how much better it is than others.
 _AMBITION = {
-    "north-select": (0.28, 0.25), "north-pre": (0.35, 0.3), "north-random": (0.4, 0.15), "north-weight": (0.55, 0.1),
+    "north-select": (0.28, 0.25), "north-pre": (0.35, 0.3), "north-opt": (0.3, 0.25),
+    "north-random": (0.4, 0.15), "north-weight": (0.55, 0.1),
     "north-integrated": (0.1, 0.2), "need": (0.15, 0.2), "gradmax": (0.06, 0.0), "firefly": (0.12, -0.3),
     "nest": (0.2, -0.6),
 }  # fmt: skip

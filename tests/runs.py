@@ -30,7 +30,7 @@ def tiny(preset: str = "digits", **changes: Any) -> Settings:
     chosen = {"epochs": 3, "batch": 256, **changes}
     settings = PRESETS[preset](**chosen)
     dynamic = settings.schedule == "dynamic" and not settings.static
-    looks = settings.strategy in ("north-select", "north-pre") or (
+    looks = settings.strategy in ("north-select", "north-pre", "north-opt") or (
         settings.strategy in ("north-random", "north-integrated") and dynamic
     )
     return PRESETS[preset](**({"every": 1} if dynamic else {}) | ({"buffer": 256} if looks else {}) | chosen)

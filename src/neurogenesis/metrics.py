@@ -356,7 +356,7 @@ _LOG_TOP = 30  # upper end of log t above the largest singular value: the integr
 
 
 def _sum_increments(eigenvalues: Tensor, b_squared: Tensor, c0: Tensor) -> Tensor:
-    largest = float(max(eigenvalues.max(), c0.max()))
+    largest = max(float(eigenvalues.max()), float(c0.detach().max()))
     if largest == 0:
         return torch.zeros_like(c0)
     # In log t the integrand falls like t below the singular values, where it is extrapolated, and like 1/t above.

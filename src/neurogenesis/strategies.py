@@ -5,6 +5,7 @@ name                    trigger                 initialization
 ======================  ======================  =====================
 ``north-select``        activations             select
 ``north-pre``           activations             pre
+``north-opt``           activations             opt
 ``north-random``        activations             random
 ``north-weight``        weights                 weight
 ``north-integrated``    activations in use      random
@@ -73,6 +74,7 @@ class Strategy:
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "north-select": lambda: Strategy(triggers.Activation(), initializations.Select()),
     "north-pre": lambda: Strategy(triggers.Activation(), initializations.Pre()),
+    "north-opt": lambda: Strategy(triggers.Activation(), initializations.Opt()),
     "north-random": lambda: Strategy(triggers.Activation(), initializations.Random()),
     "north-weight": lambda: Strategy(triggers.Weight(), initializations.Weight()),
     "north-integrated": lambda: Strategy(triggers.Integrated(), initializations.Random()),

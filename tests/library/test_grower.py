@@ -25,7 +25,7 @@ from tests import oracles
 from tests.growing import always, mlp, small_vgg, step
 
 ROOT = Path(__file__).parents[2]
-PAPER = ("north-select", "north-pre", "north-random", "north-weight", "gradmax", "firefly", "nest")
+PAPER = ("north-select", "north-pre", "north-opt", "north-random", "north-weight", "gradmax", "firefly", "nest")
 
 
 def adam(model: nn.Module, lr: float = 1e-2) -> torch.optim.Optimizer:

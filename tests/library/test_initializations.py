@@ -251,6 +251,31 @@ def test_opt_raises_the_sum_of_singular_values() -> None:
     assert (sums[1] > sums[0]).all()
 
 
+def test_opt_activates_more_than_the_random_candidates_it_starts_from() -> None:
+    """The sum of singular values of the present and the new activations, after selection among as many candidates."""
+    model, x = mlp(10, 7, 3), torch.randn(40, 10)
+    layer = pass_and_layer(model, x, "0", "opt")
+    sums = {}
+    for initialization in (how.Random(), how.Select(candidates=50), how.Opt(candidates=50)):
+        generator = torch.Generator().manual_seed(1)
+        values = initialization(layer, 4, generator).values
+        fan_in = values["0.weight", 0] if values else layer.random_fan_in(4, generator).flatten(1)
+        torch.testing.assert_close(fan_in.norm(dim=1), model[0].weight.detach().norm(dim=1).mean().expand(4))
+        H = torch.cat([model[:2](x).T.detach(), torch.relu(fan_in @ x.T)])
+        sums[type(initialization)] = float(torch.linalg.svdvals(H.double()).sum())
+    assert sums[how.Opt] > 1.02 * sums[how.Select] > 1.02 * sums[how.Random]
+
+
+@pytest.mark.filterwarnings("error")
+def test_opt_climbs_the_gradient_without_a_warning() -> None:
+    layer = pass_and_layer(mlp(10, 7, 3), torch.randn(40, 10), "0", "opt")
+    torch.set_warn_always(True)  # else torch warns only once in a process
+    try:
+        assert how.Opt(candidates=2, steps=1)(layer, 1, torch.Generator().manual_seed(0)).count == 1
+    finally:
+        torch.set_warn_always(False)
+
+
 def test_weight_gives_fan_in_of_the_kernel_and_as_much_as_there_is() -> None:
     model, x = mlp(10, 7, 3), torch.randn(20, 10)
     layer = pass_and_layer(model, x, "0", "weight")

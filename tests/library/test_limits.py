@@ -385,7 +385,7 @@ def normed_images() -> nn.Sequential:
 
 
 NORMED = {normed_dense: randn(64, 12), normed_images: randn(64, 2, 4, 4)}
-ACTIVATIONS = ["north-select", "north-random", "north-integrated", "north-weight", "north-pre"]
+ACTIVATIONS = ["north-select", "north-random", "north-integrated", "north-weight", "north-pre", "north-opt"]
 
 
 NORMED_GROWTH = [
@@ -450,7 +450,9 @@ def test_what_a_strategy_cannot_do_with_a_parametrized_layer_is_said_plainly(
 # --- complex layers ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["north-random", "north-select", "north-pre", "north-weight", "north-integrated"])
+@pytest.mark.parametrize(
+    "name", ["north-random", "north-select", "north-pre", "north-opt", "north-weight", "north-integrated"]
+)
 def test_complex_layers_are_measured_and_grown(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(

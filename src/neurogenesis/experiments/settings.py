@@ -51,9 +51,9 @@ class Settings:
     """Training may end before the last epoch: after 300 steps and so many times those until the lowest test loss."""
 
     strategy: str = STRATEGY
-    """How the network grows: the name of a strategy (need, north-select, north-pre, north-random, north-weight,
-    north-integrated, gradmax, firefly, nest), or of a static network: small (the initial size), medium, big (the
-    maximum) or static (of any shape)."""
+    """How the network grows: the name of a strategy (need, north-select, north-pre, north-opt, north-random,
+    north-weight, north-integrated, gradmax, firefly, nest), or of a static network: small (the initial size), medium,
+    big (the maximum) or static (of any shape)."""
     schedule: Schedule = "dynamic"
     """When the network grows: when the strategy's trigger says so (dynamic), or on a fixed schedule that only uses the
     strategy's initialization and reaches the medium size after 75 % of training, neuron by neuron (linear) or in 8

@@ -1,4 +1,4 @@
-"""The parameter budget, and values of new neurons when several widths grow in one step."""
+"""How many neurons a width may gain: multiples of a size, and the limit on the number of parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..layer import Layer
 
 
 def rounded_up(count: int, size: int, round_to: int, maximum: int | None) -> int:
-    """Number of neurons, at least `count`, that makes a size a multiple; fewer where the maximum is in the way.
+    """Number of neurons, at least `count`, that makes a size a multiple of `round_to`; fewer if the maximum is lower.
 
     Example:
         >>> rounded_up(3, 64, 8, None), rounded_up(3, 64, 8, 70)
@@ -21,13 +21,13 @@ def rounded_up(count: int, size: int, round_to: int, maximum: int | None) -> int
 
 
 def shares(model: nn.Module, limit: int | None, requests: Sequence[tuple[Layer, int]], round_to: int = 1) -> list[int]:
-    r"""Number of neurons that each layer gets of those it requests, within a limit of parameters.
+    r"""Number of requested neurons that each layer gets, within a limit on the number of parameters.
 
-    They are given one after the other, in steps of `round_to`, each to the layer with the largest
+    Neurons are given in steps of `round_to`. Each step goes to the layer with the largest
 
     .. math:: \frac{\text{neurons still requested} / \text{size}}{\text{parameters that the step costs}}
 
-    that can pay for it: where they are wanted most per parameter.
+    among the layers for which the limit allows it, so that neurons go where they are wanted most per parameter.
     """
     requested = [count for _, count in requests]
     if limit is None or not requests:

@@ -1,4 +1,4 @@
-"""The schedule of looks: every step while a width grows, less often the longer it does not grow."""
+"""The schedule of looks at a width: every step while it grows, and less and less often while it does not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Schedule:
         self._states: dict[str, _LookState] = {}
 
     def start(self, names: Iterable[str]) -> None:
-        """Look at these widths; those that have been looked at go on as they were."""
+        """Look at these widths; widths that are already known keep their schedule."""
         self._states = {name: self._states.get(name) or _LookState() for name in names}
 
     def due(self, step: int) -> frozenset[str]:
@@ -44,8 +44,9 @@ class Schedule:
         return min((self._states[name].next_look for name in names), default=math.inf)
 
     def record_look(self, name: str, step: int, patient: bool, grown: bool, wait: int | None = None) -> None:
-        """Set the next look at a width: after `wait` steps if given; else, if its trigger is patient and there is no
-        fixed interval, each look without growth delays the next one further.
+        """Set the next look at a width, `wait` steps later if given.
+
+        Without `wait` and a fixed interval, the interval of a patient trigger grows with each look without growth.
         """
         state = self._states[name]
         state.quiet = state.quiet + 1 if patient and not grown else 0
@@ -54,7 +55,7 @@ class Schedule:
         state.next_look = step + wait
 
     def waiting(self, step: int) -> dict[str, int]:
-        """The widths that are not looked at for a while, with the step of the next look at each."""
+        """The step of the next look, by width, for widths whose next look is far away."""
         looks = {name: state.next_look for name, state in self._states.items()}
         return {name: look for name, look in looks.items() if look > step + MAX_INTERVAL}
 

@@ -1,11 +1,11 @@
 r"""Initializations decide how new neurons start: their fan-in and fan-out.
 
-An initialization is a function of a `Layer`, a number of neurons and a random generator that returns `Neurons`, or an
-instance of a subclass of `Initialization`, which states what it needs and which layers it supports.
+An initialization is a function of a `Layer`, a number of neurons and a random generator, and returns `Neurons`. It can
+also be an instance of a subclass of `Initialization`, which states its requirements and the layers that it supports.
 
-Values that an initialization does not set default to random fan-in and zero fan-out, which do not change the network's
-function. Biases are 0, and random fan-in, and fan-in selected from it, has the norm that `neurogenesis.surgery.reach`
-defines. Other nonzero fan-in and fan-out is scaled to the mean norm of the present neurons, but not in Firefly.
+By default, fan-in is random and fan-out is zero, which does not change the network's function. Biases are 0. Random
+fan-in, and fan-in that is selected from it or optimized, has the norm that `neurogenesis.surgery.reach` defines. Other
+nonzero fan-in and fan-out is scaled to the mean norm of the present neurons, except in Firefly.
 
 Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
 """

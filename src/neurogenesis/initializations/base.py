@@ -1,4 +1,4 @@
-"""The base class of initializations, and what they return."""
+"""The base class of initializations, and the new neurons that they return."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Initialization:
     """Base class of initializations: implement `__call__`, and override the rest as needed.
 
     Attributes:
-        needs: what it requires ("activations", "gradients", "trials"); widths without it do not grow.
+        needs: requirements ("activations", "gradients", "trials"); a width does not grow while one of them is missing.
         changes_present_neurons: whether it may return `Neurons.changes`, which cannot be applied to an averaged model.
 
     Example:
@@ -81,7 +81,7 @@ InitializationFunction = Callable[[Layer, int, torch.Generator], Neurons]
 
 
 class _FunctionInitialization(Initialization):
-    """A plain function, which may use anything and requires nothing."""
+    """A plain function, which may use everything and requires nothing."""
 
     def __init__(self, function: InitializationFunction):
         self.function = function
@@ -103,9 +103,9 @@ def as_initialization(given: Initialization | InitializationFunction) -> Initial
 
 
 def parameter_values(layer: Layer, axis: Axis, new: Tensor) -> dict[tuple[str, int], Tensor]:
-    """Values of the parameters behind an axis that give new neurons these weights, count x per neuron x the rest.
+    """Parameters of an axis that give new neurons the weights `new`, count x per neuron x the rest.
 
-    Under weight norm these are the direction and the norm.
+    Under weight norm the parameters are the direction and the norm.
     """
     values = {(axis.tensor, axis.axis): layer.values(axis, new)}
     if axis == layer.producer and layer.lengths is not None:

@@ -16,7 +16,7 @@ from .base import Initialization, Neurons, candidate_count, parameter_values
 
 @dataclass(frozen=True)
 class GradMax(Initialization):
-    """Zero fan-in, and the fan-out that maximizes the gradient of the fan-in weights (without biases).
+    """Zero fan-in, and the fan-out for which the gradient of the fan-in weights (without biases) is largest.
 
     The fan-outs are left singular vectors of the auxiliary gradient, at most as many as the next layer has neurons.
     With convolutions or norms the auxiliary gradient is measured in the network, with one trial neuron per entry of the

@@ -120,9 +120,18 @@ def _row_space(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Opt(Select):
-    """`Select` from candidates optimized by projected gradient ascent on the sum of singular values.
+    r"""`Select` from random candidates that projected gradient ascent has improved.
 
-    Expensive: each ascent step runs the model forward and backward up to the layer.
+    Each candidate is moved so that its activations, appended to those of the present neurons, have a larger sum of
+    singular values, and is scaled back to the norm of new fan-ins after every step:
+
+    .. math:: w \leftarrow \Pi\Big(w + \rho \frac{\nabla_w \sum_i \sigma_i}{\|\nabla_w \sum_i \sigma_i\|}\Big).
+
+    Every step runs the model forward and backward up to the layer, with all candidates: seven to ten times the cost of
+    `Select`. With the metric "orthogonality" the ascent is the same; only the selection uses the metric.
+
+    The sum of singular values also rewards large activations. After rectifiers, candidates therefore move towards one
+    direction in which they fire on all inputs, and networks end less accurate than with `Select` or `Random`.
 
     Args:
         steps: number of ascent steps.

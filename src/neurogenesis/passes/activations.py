@@ -135,7 +135,7 @@ _CHUNK_ENTRIES = 2**18  # entries per chunk: 2 MB in double precision, which fit
 
 def _all_finite(values: Tensor) -> bool:
     wide = torch.promote_types(values.dtype, torch.float32)  # half precision would overflow
-    return math.isfinite(float(torch.linalg.vector_norm(values, dtype=wide)))
+    return math.isfinite(float(torch.linalg.vector_norm(values.detach(), dtype=wide)))
 
 
 def _scale_gram(gram: Tensor, scale: Tensor | None) -> Tensor:

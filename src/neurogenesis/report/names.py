@@ -12,7 +12,8 @@ from ..experiments.settings import STATIC
 from ..experiments.studies import GROWING, NEED
 
 _ABLATION = f"north-select-{NAMES.least}"
-STRATEGY_ORDER = ("north-select", _ABLATION, *(name for name in GROWING if name != "north-select"), NEED)
+_FIRST = ("north-select", _ABLATION, "north-pre", "north-opt")
+STRATEGY_ORDER = (*_FIRST, *(name for name in GROWING if name not in _FIRST), NEED)
 _SHAPE, _FROM_SCRATCH = "'s shape", " from scratch"
 _SEARCH = "Search, "
 _DISPLAYED = {

@@ -1,4 +1,4 @@
-"""Which optimizers and average belong to a model: those of the `Grower` that is attached to it, if there is one."""
+"""The `Grower` that is attached to a model, with its optimizers and its average of the weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .optimizer_state import Optimizers, as_list
 
 
 class Attached(Protocol):
-    """What is attached to a model while it trains."""
+    """An object that is attached to a model while it trains."""
 
     @property
     def ema(self) -> nn.Module | None: ...
@@ -30,15 +30,15 @@ _ATTACHED: WeakKeyDictionary[nn.Module, weakref.ref[Attached]] = WeakKeyDictiona
 
 
 def attached_to(model: nn.Module) -> Attached | None:
-    """What is attached to a model."""
+    """The object that is attached to a model, if there is one."""
     found = _ATTACHED.get(unwrapped(model))
     return None if found is None else found()
 
 
 def attach(model: nn.Module, new: Attached) -> None:
-    """Attach something to a model, in place of what is attached to it.
+    """Attach an object to a model; it replaces the present one.
 
-    In optimizers that both know, young weights stay young.
+    Young weights stay young in the optimizers that both objects have.
     """
     present = attached_to(model)
     if present is not None:
@@ -50,18 +50,18 @@ def attach(model: nn.Module, new: Attached) -> None:
 
 
 def leave(model: nn.Module, old: Attached) -> None:
-    """Undo `attach`, unless something else is attached by now."""
+    """Undo `attach`, unless another object has been attached since."""
     if attached_to(model) is old:
         del _ATTACHED[model]
 
 
 def optimizers_of(model: nn.Module, given: Optimizers) -> list[Optimizer]:
-    """The given optimizers or, if there are none, those that are attached to the model."""
+    """The given optimizers; if there are none, the optimizers that are attached to the model."""
     present = attached_to(model)
     return as_list(given) or ([] if present is None else present.optimizers)
 
 
 def average_of(model: nn.Module, given: nn.Module | None) -> nn.Module | None:
-    """The given average or, if there is none, that which is attached to the model."""
+    """The given average; if there is none, the average that is attached to the model."""
     present = attached_to(model)
     return given if given is not None or present is None else present.ema

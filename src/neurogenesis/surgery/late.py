@@ -1,4 +1,4 @@
-"""Resize the layers that no example used, when they are first called, to the sizes that the model has by then."""
+"""Resize layers that no example used when they are first called, to the present sizes of the model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from .plan import Plan, Surgery
 
 
 def resize_late_layers(surgery: Surgery, found: Widths, unused: Container[str], resizes: Sequence[Resize]) -> None:
-    """Repeat what has been resized on the parameters that were not used at that time.
+    """Repeat earlier resizes on parameters that were not used at that time.
 
-    New entries of consumers are zero, so that the layer computes what it would have computed without growth.
+    New entries of consumers are zero, so that the layer's outputs do not change.
 
     Args:
-        surgery: of the model.
-        found: the model's widths at the sizes of the beginning; they have the present sizes afterwards, and remember
-            what has been resized.
+        surgery: the surgery of the model.
+        found: the model's widths at their initial sizes; afterwards at the present sizes, with the record of resizes.
         unused: parameters and buffers that were not used before.
-        resizes: what has been resized since the beginning.
+        resizes: all resizes since the beginning.
     """
     structure, generator = found.structure, torch.Generator().manual_seed(0)
     tensors = {name: own.detach() for name, own in named_tensors(surgery.model).items()}

@@ -1,4 +1,4 @@
-"""The elementary operations of surgery, each of which can be reverted."""
+"""The elementary operations of surgery. Each can be reverted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SetAttribute:
 class ResizeTensor:
     """Resize a parameter or buffer in place, with its gradient and its optimizer state.
 
-    `added` is added to the existing entries in the new contents only: the old contents are kept for `revert`.
+    `added` is added to the existing entries. The old contents are kept unchanged for `revert`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ResizeTensor:
         added: Tensor | None = None,
     ):
         self.tensor, self.edits, self.states, self.added = tensor, edits, states, added
-        self.swapped_out: Tensor | None = None  # holds the contents that the tensor does not
+        self.swapped_out: Tensor | None = None  # the old contents while the edit is applied
         self.reverters: list[Callable[[], None]] = []
 
     def apply(self) -> None:
@@ -56,8 +56,8 @@ class ResizeTensor:
         _swap(self.tensor, new)
         self.swapped_out = new
         try:
-            # One state tensor at a time, and each old one is freed as soon as it is replaced: growth can be
-            # reverted without it, in the memory freed by dropping the parameter's new contents.
+            # State tensors are replaced one at a time, and growth frees each old one at once. Reverting it cuts the
+            # new tensor, which fits in the memory that the parameter's new contents have left.
             for each in self.states:
                 reverter = each.reverter()
                 each.apply()
@@ -78,7 +78,7 @@ class ResizeTensor:
         assert self.swapped_out is not None
         if _held_elsewhere(self.swapped_out) and self.swapped_out.requires_grad:
             parameter, edits = self.tensor, self.edits
-            self.swapped_out.grad = None  # already on the parameter, resized: pass on new gradients only
+            self.swapped_out.grad = None  # the parameter has it already, resized: only new gradients are passed on
 
             def forward_gradient(old: Tensor) -> None:
                 assert old.grad is not None
@@ -108,8 +108,8 @@ def _held_elsewhere(tensor: Tensor) -> bool:
 def _swap(tensor: Tensor, other: Tensor) -> None:
     """Swap the contents of two tensors; their identities, attributes and hooks stay."""
     if _held_elsewhere(tensor) or _held_elsewhere(other) or weakref.getweakrefs(tensor):
-        # swap_tensors would raise, or break the backward pass of the graph; `ResizeTensor.commit` handles it.
-        # Weak references, which compiling and exporting leave, stay right, as the tensor keeps its identity.
+        # swap_tensors would raise an error, or break the backward pass; `ResizeTensor.commit` makes that pass work.
+        # Weak references, such as those that compiling and exporting leave, stay valid: the tensor keeps its identity.
         torch._C._swap_tensor_impl(tensor, other)
     else:
         other.__dict__.update(tensor.__dict__)
@@ -117,6 +117,6 @@ def _swap(tensor: Tensor, other: Tensor) -> None:
         torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call]
     for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         hooks = getattr(tensor, kind, None)
-        if hooks:  # registered with the contents that were swapped out: register them again
+        if hooks:  # they are registered with the contents that were swapped out: register them again
             setattr(tensor, kind, None)
             setattr(tensor, kind, hooks)

@@ -51,10 +51,10 @@ def as_list(optimizers: Optimizers) -> list[Optimizer]:
 
 
 def _unwrapped(optimizer: Any) -> list[Any]:
-    """The optimizer inside a wrapper and, if the wrapper has state of its own, such as SAM, the wrapper.
+    """The optimizer inside a wrapper, and the wrapper itself if it has state of its own, as SAM has.
 
-    The one inside comes first: it makes the steps. Accelerate's wrapper has no hooks; Lightning's is of the class of
-    the optimizer inside, whose state it shows.
+    The optimizer inside comes first, since it makes the steps. Two wrappers have no state of their own: Accelerate's,
+    which has no hooks, and Lightning's, whose class derives from the class of the optimizer inside.
     """
     inner = _wrapped(optimizer)
     if inner is None:
@@ -65,7 +65,7 @@ def _unwrapped(optimizer: Any) -> list[Any]:
 
 
 def _wrapped(optimizer: Any) -> Any:
-    """What a wrapper holds: an optimizer, or another wrapper of one; None if it is no wrapper."""
+    """The content of a wrapper: an optimizer or another wrapper. None for objects that are not wrappers."""
     found = (getattr(optimizer, name) for name in ("optimizer", "base_optimizer") if hasattr(optimizer, name))
     return next((each for each in found if isinstance(each, Optimizer) or _wrapped(each) is not None), None)
 
@@ -123,7 +123,7 @@ def state_edits(
 def _edits_of_state(
     name: str, key: str, value: Any, parameter: Tensor, edits: Sequence[Edit], optimizer: Optimizer
 ) -> list[Edit]:
-    """The edits that apply to a state tensor: all, those of some axes (factored moments) or none (a step count)."""
+    """The edits that apply to a state tensor: all edits, some axes only (factored moments) or none (a step count)."""
     if not isinstance(value, Tensor):
         if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
             raise ValueError(

@@ -136,10 +136,10 @@ def check_average(model: nn.Module, ema: nn.Module) -> None:
 
 
 class Surgery:
-    """Apply several plans in sequence, atomically; each is made for the model that the previous one left.
+    """Apply several plans in sequence, all or none; each is made for the model as the previous plan left it.
 
-    Use it as a context manager: an exception inside reverts all plans. Optimizers and average are by default those of
-    what is attached to the model.
+    Use it as a context manager: an exception inside reverts all plans. By default, the optimizers and the average are
+    those of the `Grower` that is attached to the model.
     """
 
     def __init__(
@@ -351,7 +351,7 @@ def _changes(
     places: Sequence[tuple[str, int, str]],
     tensors: Mapping[str, Tensor],
 ) -> tuple[Change, ...]:
-    """Changes of existing parameters, without those that change nothing.
+    """Changes of existing parameters; changes by zero are left out.
 
     `places` are the name, axis and role of all that may be changed; of several axes of a tensor, the one is reported
     along which the fewest positions change.

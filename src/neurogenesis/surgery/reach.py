@@ -1,17 +1,17 @@
-r"""How far a single gradient can move a weight, and the norm and direction of new fan-ins that follow from it.
+r"""How far a single gradient can move a weight: this sets the norm and the direction of new fan-ins.
 
 Random neurons with small fan-out get gradients of nearly the same sign for all inputs, and Adam turns each into a full
-step: the neurons drift together, mostly to the side where they never fire. Two measures keep them active.
+step. The neurons then drift together, mostly to the side where they never fire. Two measures keep them active.
 
-Length: the gradient of a new fan-in is nearly zero at first, like the fan-out, and grows with it. The averages of past
-squares lag behind: a single gradient moves an entry by up to :math:`\eta / \sqrt{1-\beta_2}`, and a fan-in of d
-entries by :math:`\sqrt d` times that. The norm of new fan-ins is increased by this reach, but at most doubled, since
+Length: the gradient of a new fan-in is nearly zero at first and grows with the fan-out, and the averages of past
+squares lag behind. So a single gradient moves an entry by up to :math:`\eta / \sqrt{1-\beta_2}`, and a fan-in of d
+entries by :math:`\sqrt d` times as much. The norm of new fan-ins is increased by this reach, but at most doubled, since
 activations grow with it:
 
 .. math:: \|w_{new}\| = \bar n + \min(\bar n, \eta \sqrt{d / (1 - \beta_2)})
 
-where :math:`\bar n` is the mean norm of the neurons that existed before the first growth: if later ones counted, norms
-would increase with each growth. The paper uses the mean norm of all existing neurons.
+where :math:`\bar n` is the mean norm of the neurons that existed before the first growth. If later neurons counted,
+norms would increase with each growth. The paper uses the mean norm of all existing neurons.
 
 Balance: the optimizer's root mean squared gradients, s, of the existing fan-ins estimate the strength of each input.
 New fan-ins are made orthogonal to s, up to 1/d (see `fills.balanced`), so that they fire on about half of the samples.

@@ -1,4 +1,4 @@
-"""Room for new graphs of `torch.compile` after a model is resized.
+"""Raise the limits of `torch.compile` after a model is resized, so that there is room for new graphs.
 
 Dynamo keeps the graphs of all sizes and gives up on a function once it has `recompile_limit` graphs: from then on the
 function runs eagerly. Graphs of earlier sizes are never used again, so they should not count.
@@ -14,10 +14,7 @@ _ROOM = 8  # graphs that every size of a model may have, as many as Dynamo grant
 
 
 def renew_recompile_limits() -> None:
-    """Raise Dynamo's limits if a function has used up a part of them.
-
-    Nothing else changes: other compiled functions keep their graphs.
-    """
+    """Raise Dynamo's limits above the number of graphs in use; compiled functions keep their graphs."""
     used = max((len(_graphs(code)) for code in _compiled_functions()), default=0)
     config: Any = torch._dynamo.config
     for name in ("recompile_limit", "accumulated_recompile_limit"):

@@ -34,11 +34,11 @@ def resize(
     ema: nn.Module | None = None,
     generator: torch.Generator | None = None,
 ) -> list[Plan]:
-    """Give widths the sizes of a dict: new neurons are random and have no fan-out, and the last ones are removed.
+    """Resize widths: new neurons have random fan-in and zero fan-out, and neurons are removed from the end.
 
     Args:
         model: the model, changed in place; its parameters remain the same objects.
-        sizes: sizes by the names of `widths(model, example)`. Other widths are not changed.
+        sizes: sizes by name, as in `widths(model, example)`. Other widths are not changed.
         example: an input of the model; required if `widths` has not been called for this model.
         optimizer: the optimizers that train the model; their state is resized too.
         ema: an averaged copy of the model; it is resized too.
@@ -178,7 +178,7 @@ def _plans_of_widths(
 
 
 def _plan_of_width(model: nn.Module, width: Width, size: int, generator: torch.Generator | None) -> Plan:
-    """Plan to append or remove neurons at the end, also where training could not use new ones (frozen consumers)."""
+    """Plan to append or remove neurons at the end, even if frozen consumers could never use new ones."""
     if width.fixed is not None:
         raise ValueError(f"{width.name} has {width.size} neurons and cannot be resized to {size}: {width.fixed}")
     if size < width.size:

@@ -16,12 +16,13 @@ from .figure import Data
 
 # From Okabe and Ito, then from Tol's muted scheme: distinguishable with any color vision. Static networks are grey.
 _COLORS = {
-    "north-select": "#0072B2", "north-select-least": "#332288", "north-pre": "#56B4E9", "north-random": "#009E73",
+    "north-select": "#0072B2", "north-select-least": "#332288", "north-pre": "#56B4E9", "north-opt": "#44AA99",
+    "north-random": "#009E73",
     "north-weight": "#E69F00", "north-integrated": "#CC79A7", "gradmax": "#D55E00", "firefly": "#882255",
     "nest": "#999933", "need": "#000000", "need's shape": "#000000",
     "static": "#8a8a8a", "small": "#bdbdbd", "medium": "#8a8a8a", "big": "#4a4a4a",
 }  # fmt: skip
-_FURTHER_COLORS = ("#44AA99", "#AA4499", "#DDCC77", "#117733", "#661100")
+_FURTHER_COLORS = ("#AA4499", "#DDCC77", "#117733", "#661100")
 _SHAPES = (
     "circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "triangle-right", "triangle-left",
     "M0,-1L.23,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.23,-.32Z",  # star

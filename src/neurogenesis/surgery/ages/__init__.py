@@ -22,15 +22,12 @@ from .corrections import (
     LIKE_ADAM,
     AgeRule,
     Group,
-    betas_of,
-    decay_factor,
     lifetime,
     looks_like_adam,
     rule_of,
     step_count,
 )
-from .scaling import Scaling, YoungParameter
-from .young import SharedCache, Snapshot
+from .young import Cohort, YoungEntries, YoungParameter
 
 
 def resume(optimizer: Optimizer) -> None:
@@ -62,17 +59,16 @@ def forget(optimizer: Optimizer, parameters: Iterable[Tensor] | None = None) -> 
         if chosen is None or number in chosen:
             state.pop(KEY, None)
     hooks = _hooks_of(optimizer)
-    if hooks is not None and any(KEY in state for state in states.values()):
-        hooks.release_memory()
-    elif hooks is not None:
+    if hooks is not None and not any(KEY in state for state in states.values()):
         hooks.remove()
 
 
 def release_memory(optimizer: Optimizer) -> None:
-    """Release references to parameters and state that are about to be replaced."""
+    """Release references to memory that is about to be replaced."""
     hooks = _hooks_of(optimizer)
     if hooks is not None:
-        hooks.release_memory()
+        hooks.copied.clear()
+        hooks.cohorts.clear()
 
 
 def needs_births(optimizer: Optimizer, group: Group, state: dict[str, Any]) -> bool:
@@ -87,9 +83,7 @@ def needs_births(optimizer: Optimizer, group: Group, state: dict[str, Any]) -> b
 
 def add_hooks(optimizer: Optimizer) -> None:
     """Correct the updates of young entries from now on, until none are left."""
-    hooks = _hooks_of(optimizer)
-    if hooks is not None:
-        hooks.young_parameters = None
+    if _hooks_of(optimizer) is not None:
         return
     rule = rule_of(optimizer)
     if rule is None and any(
@@ -112,6 +106,16 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def _young_parameters(optimizer: Optimizer) -> list[tuple[Group, list[YoungParameter]]]:
+    """The parameters with young entries, by group; groups without any are left out."""
+    states = optimizer.state
+    result = [
+        (group, [(each, states[each]) for each in group["params"] if KEY in states.get(each, ())])
+        for group in optimizer.param_groups
+    ]
+    return [(group, young) for group, young in result if young]
+
+
 def _hooks_of(optimizer: Optimizer) -> _AgeHooks | None:
     """The hooks on an optimizer, if there are any."""
     for hook in optimizer._optimizer_step_post_hooks.values():
@@ -126,11 +130,9 @@ class _AgeHooks:
 
     def __init__(self, optimizer: Optimizer, rule: AgeRule):
         self.rule = rule
-        self.snapshots: dict[Tensor, Snapshot] = {}
-        self.scalings: dict[int, Scaling] = {}  # by group
-        self.young_parameters: list[list[YoungParameter]] | None = None  # by group; None: unknown
-        self.shared = SharedCache()
-        self.states: Any = optimizer.state  # replaced when a state is loaded
+        self.young: list[tuple[Group, list[YoungParameter]]] = []  # before the present step
+        self.copied: dict[Tensor, YoungEntries] = {}
+        self.cohorts: dict[tuple[YoungEntries, ...], Cohort] = {}
         # No hook for loading: torch would iterate over such hooks while `resume`, as one of them, adds it.
         self.handles = [
             optimizer.register_step_pre_hook(self._before),
@@ -141,31 +143,11 @@ class _AgeHooks:
         for handle in self.handles:
             handle.remove()
 
-    def release_memory(self) -> None:
-        self.young_parameters = None
-        for snapshot in self.snapshots.values():
-            snapshot.release_memory()
-        for scaling in self.scalings.values():
-            scaling.release_memory()
-
-    def _young(self, optimizer: Optimizer) -> list[list[YoungParameter]]:
-        """Parameters with young entries by group, cached until the model grows, a state is loaded or births end."""
-        if self.states is not optimizer.state:
-            self.states, self.young_parameters = optimizer.state, None
-            self.snapshots.clear()
-            self.scalings.clear()
-        if self.young_parameters is None or len(self.young_parameters) != len(optimizer.param_groups):
-            states = optimizer.state
-            self.young_parameters = [
-                [(parameter, states[parameter]) for parameter in group["params"] if KEY in states.get(parameter, ())]
-                for group in optimizer.param_groups
-            ]
-        return self.young_parameters
-
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self, optimizer: Optimizer, args: Any, kwargs: dict[str, Any]) -> Any:
-        for number, young in enumerate(self._young(optimizer)):
-            self._copy(number, young)
+        self.young = _young_parameters(optimizer)
+        if self.rule.functions:
+            self._copy([each for _, young in self.young for each in young])
         if self.rule.prepare is None:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
@@ -180,59 +162,60 @@ class _AgeHooks:
 
         return args[:1], {**kwargs, "closure": prepared}
 
-    def _copy(self, number: int, young: list[YoungParameter]) -> None:
-        if not young:
-            self.scalings.pop(number, None)
-        elif self.rule.scaled:
-            scaling = self.scalings.get(number)
-            if scaling is None or not scaling.fits(young):
-                scaling = self.scalings[number] = Scaling(young)
-            scaling.copy()
-        elif self.rule.correct is not None:
-            with torch.no_grad():
-                for parameter, state in young:
-                    snapshot = self.snapshots.get(parameter)
-                    if snapshot is None or not snapshot.fits(parameter, state[KEY]["axes"]):
-                        snapshot = self.snapshots[parameter] = Snapshot(parameter, state[KEY]["axes"], self.shared)
-                    snapshot.copy()
+    def _copy(self, young: Sequence[YoungParameter]) -> None:
+        before = self.copied
+        self.copied = {}
+        for parameter, state in young:
+            entries, axes = before.get(parameter), state[KEY]["axes"]
+            if entries is None or not entries.fits(axes):
+                entries = YoungEntries(parameter, axes)
+                self.cohorts.clear()
+            self.copied[parameter] = entries
+        if self.copied:
+            torch._foreach_copy_(
+                [box.before for entries in self.copied.values() for box in entries.boxes],
+                [each for entries in self.copied.values() for each in entries.present()],
+            )
 
     @torch.no_grad()
     def _prepare(self, optimizer: Optimizer) -> None:
         assert self.rule.prepare is not None
-        for group, young in zip(optimizer.param_groups, self._young(optimizer), strict=True):
+        for group, young in _young_parameters(optimizer):
             for parameter, state in young:
                 self.rule.prepare(parameter, group, state, state[KEY]["axes"])
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _after(self, optimizer: Optimizer, *_: Any) -> None:
-        for number, (group, present) in enumerate(zip(optimizer.param_groups, self._young(optimizer), strict=True)):
-            moved: dict[int, list[YoungParameter]] = {}
-            for each in present:
-                record, step = each[1][KEY], step_count(group, each[1])
-                assert step is not None
+    def _after(self, optimizer: Optimizer, *others: Any) -> None:
+        for group, young in self.young:
+            moved: dict[tuple[int, torch.dtype, torch.device], list[YoungParameter]] = {}
+            for parameter, state in young:
+                step = step_count(group, state)
                 # The count does not change without a gradient, or if a gradient scaler skipped the step.
-                if step != record["seen"]:
-                    record["seen"] = step
-                    moved.setdefault(step, []).append(each)
-            for step, young in moved.items():
-                self._correct(number, group, step, young)
-                self._drop_old_births(group, step, young)
-        if not any(self._young(optimizer)):
-            self._remove_all(optimizer)
+                if step is not None and KEY in state and step != state[KEY]["seen"]:
+                    state[KEY]["seen"] = step
+                    moved.setdefault((step, parameter.dtype, parameter.device), []).append((parameter, state))
+            for (step, _, _), those in moved.items():
+                self._correct(group, step, those)
+                self._drop_old_births(group, step, those)
+        grown_up = not any(KEY in state for _, young in self.young for _, state in young)
+        if grown_up and not _young_parameters(optimizer):  # a closure may have grown others during the step
+            _remove_while_running(optimizer, self.handles, optimizer._optimizer_step_post_hooks)
 
-    def _correct(self, number: int, group: Group, step: int, young: list[YoungParameter]) -> None:
-        """Correct a step of parameters; those without a copy were added during the step, in a closure."""
-        scaling = self.scalings.get(number)
-        if scaling is not None:
-            scaling.correct(young, step, betas_of(group), decay_factor(group))
-        elif self.rule.correct is not None:
-            with torch.no_grad():
-                for parameter, state in young:
-                    snapshot = self.snapshots.get(parameter)
-                    if snapshot is not None and snapshot.copied and snapshot.fits(parameter, state[KEY]["axes"]):
-                        snapshot.correct(self.rule.correct, group, state, step)
+    def _correct(self, group: Group, step: int, young: Sequence[YoungParameter]) -> None:
+        """Correct a step of parameters, except those that a closure has grown during the step."""
+        chosen, members = [], []
+        for parameter, state in young:
+            entries = self.copied.get(parameter)
+            if entries is not None and entries.fits(state[KEY]["axes"]):
+                chosen.append((parameter, state))
+                members.append(entries)
+        if chosen:
+            key = tuple(members)
+            if key not in self.cohorts:
+                self.cohorts[key] = Cohort(self.rule, members)
+            self.cohorts[key].correct(group, step, chosen)
 
-    def _drop_old_births(self, group: Group, step: int, young: list[YoungParameter]) -> None:
+    def _drop_old_births(self, group: Group, step: int, young: Sequence[YoungParameter]) -> None:
         """Drop old births; only at some steps, to save time, and at the same ones in a resumed run."""
         last = lifetime(self.rule, group)
         if step % max(1, last // 64) == 0:
@@ -241,13 +224,8 @@ class _AgeHooks:
                 left = [born_since(runs, step - last + 1) for runs in axes]
                 if not any(left):
                     del state[KEY]
-                    self.young_parameters = None
                 elif left != axes:
                     state[KEY] = {"seen": step, "axes": left}
-
-    def _remove_all(self, optimizer: Optimizer) -> None:
-        """Remove the hooks while one of them is running."""
-        _remove_while_running(optimizer, self.handles, optimizer._optimizer_step_post_hooks)
 
 
 def _remove_while_running(optimizer: Optimizer, handles: Sequence[Any], running: Any) -> None:

@@ -7,9 +7,8 @@ processed. The age of an entry is that of its youngest position; without a birth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 from ...structure.edits import Edit
@@ -80,34 +79,3 @@ def _merge_runs(runs: Sequence[Run]) -> list[Run]:
         else:
             result.append([start, stop, step])
     return result
-
-
-@dataclass(frozen=True)
-class Span:
-    """Consecutive positions of an axis: all old (births is None), or from the first young position to the last."""
-
-    start: int
-    stop: int
-    births: tuple[int, ...] | None  # 0: as old as the tensor
-
-
-Box = tuple[Span, ...]  # a rectangular region of a tensor, one span per axis
-
-
-def boxes(shape: Sequence[int], axes: Sequence[Sequence[Run]]) -> Iterator[Box]:
-    """Disjoint boxes that cover all young entries of a tensor, and no others if new positions are contiguous."""
-    split = [_spans(runs, length) for runs, length in zip(axes, shape, strict=True)]
-    for chosen in product(*split):
-        if any(span.births is not None for span in chosen):
-            yield chosen
-
-
-def _spans(runs: Sequence[Run], length: int) -> list[Span]:
-    if not runs:
-        return [Span(0, length, None)]
-    first, last = min(run[0] for run in runs), max(run[1] for run in runs)
-    births = [0] * (last - first)
-    for start, stop, step in runs:
-        births[start - first : stop - first] = [step] * (stop - start)
-    result = [Span(0, first, None), Span(first, last, tuple(births)), Span(last, length, None)]
-    return [each for each in result if each.start < each.stop]

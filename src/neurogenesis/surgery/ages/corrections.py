@@ -7,11 +7,12 @@ Adam and its variants use bias corrections for the step t of the tensor. An entr
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, optim
@@ -21,55 +22,46 @@ Group = Mapping[str, Any]
 NEGLIGIBLE = 1e-3  # an entry counts as old once its correction is below this fraction of its update
 
 
-class YoungEntries(Protocol):
-    """A box of young entries of one parameter after an optimizer step; all tensors have the same shape.
+class Constants(NamedTuple):
+    """The settings of a parameter group on which corrections depend, apart from the age."""
 
-    The box may contain old entries: values written for these are ignored.
-    """
+    betas: tuple[float, float]
+    momentum_decay: float
+    beta2_decay: float
 
-    group: Group
-    state: dict[str, Any]
-    before: Tensor  # values before the step; may be overwritten
-    out: Tensor  # receives the corrected values; may be the entries themselves, which hold the uncorrected ones
-    parameter: Tensor  # the whole parameter, after the step
-    step: int  # step count of the tensor
 
-    def of(self, tensor: Tensor) -> Tensor:
-        """The entries of the parameter or of a tensor of its state."""
+def constants_of(group: Group) -> Constants:
+    first, second = group.get("betas", (0.0, 0.0))
+    return Constants((float(first), float(second)), group.get("momentum_decay", 0.0), group.get("beta2_decay", 0.0))
 
-    def gradient(self) -> Tensor:
-        """The gradient of the entries."""
 
-    def scratch(self) -> Tensor:
-        """A temporary tensor to write into."""
-
-    def at(self, name: str, function: Callable[[Tensor], Tensor], *constants: float) -> Tensor:
-        """A function of the entries' ages, cached by name and `constants`; it broadcasts and must not be written to."""
+# A function of ages, the tensor's step count and the group's constants; the first two are broadcast to one shape.
+AgeFunction = Callable[[Tensor, Tensor, Constants], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class AgeRule:
     """How the young entries of an optimizer are corrected.
 
-    `correct` computes their values after a step. `prepare` changes the state before a step, given the parameter, its
-    group and state, and births by axis, so that the step itself is correct. `remaining` is the fraction of an update
-    that the correction still makes up at a given age.
+    With `functions` alone, the only one gives the fraction of the update that is taken back. With `correct`, the new
+    values are computed from scratch: from the group, the values before the step (after decoupled weight decay), the
+    tensors that it `reads` (the gradient, and tensors of the state by name) and the values of the functions. All
+    tensors are those of young entries alone.
 
-    `scaled` multiplies the update by f(a) / f(t), where f is `update_scale` and t the step count of the tensor. This is
-    exact except for eps, which is in effect multiplied by `sqrt((1 - b2^t) / (1 - b2^a))`: at most 32 with b2 = 0.999,
-    in the first step, which matters only for gradients of that magnitude. Entries that the step did not change, such as
-    rows without a gradient, stay unchanged.
+    `prepare` changes the state before a step, given the parameter, its group and state, and births by axis, so that the
+    step itself is correct. `remaining` is the fraction of an update that the correction still makes up at a given age.
     """
 
     why: str
-    scaled: bool = False
-    correct: Callable[[YoungEntries], None] | None = None
+    functions: Sequence[AgeFunction] = ()
+    correct: Callable[..., Tensor] | None = None
+    reads: Sequence[str] = ()
     prepare: Callable[[Tensor, Group, dict[str, Any], Sequence[Sequence[list[int]]]], None] | None = None
-    remaining: Callable[[Group, int], float] = lambda group, age: 0.0
+    remaining: Callable[[Constants, int], float] = lambda constants, age: 0.0
 
     @property
     def needed(self) -> bool:
-        return self.scaled or self.correct is not None or self.prepare is not None
+        return bool(self.functions) or self.prepare is not None
 
 
 # --- the corrections ---------------------------------------------------------------------------------------
@@ -80,25 +72,34 @@ def _one_minus_power(ages: Tensor, beta: float) -> Tensor:
     return torch.expm1(ages * log(beta)).neg_() if beta > 0 else torch.ones_like(ages)
 
 
-def update_scale(ages: Tensor, betas: tuple[float, float]) -> Tensor:
+def _update_scale(ages: Tensor, betas: tuple[float, float]) -> Tensor:
     """f(a) = sqrt(1 - b2^a) / (1 - b1^a): up to eps, Adam's updates at age a are proportional to f(a)."""
     first, second = betas
     return _one_minus_power(ages, second).sqrt_() / _one_minus_power(ages, first)
 
 
-def _bias_correction(young: YoungEntries, beta: float, power: float = 1.0) -> Tensor:
-    """(1 - beta^a)^power of the young entries."""
-    return young.at("debiased", lambda ages: _one_minus_power(ages, beta).pow_(power), beta, power)
+def _taken_back(ages: Tensor, steps: Tensor, constants: Constants) -> Tensor:
+    """1 - f(a) / f(t), and exactly 0 for old entries.
+
+    This is exact except for eps, which is in effect multiplied by `sqrt((1 - b2^t) / (1 - b2^a))`: at most 32 with
+    b2 = 0.999, in the first step, which matters only for gradients of that magnitude. Entries that the step did not
+    change, such as rows without a gradient, stay unchanged.
+    """
+    back = 1 - _update_scale(ages, constants.betas) / _update_scale(steps, constants.betas)
+    return torch.where(ages < steps, back, 0.0)
 
 
-def betas_of(group: Group) -> tuple[float, float]:
-    first, second = group["betas"]
-    return float(first), float(second)
+def _first_correction(ages: Tensor, steps: Tensor, constants: Constants) -> Tensor:
+    return _one_minus_power(ages, constants.betas[0])
 
 
-def _safe_sqrt(young: YoungEntries, square: Tensor) -> Tensor:
+def _root_of_second_correction(ages: Tensor, steps: Tensor, constants: Constants) -> Tensor:
+    return _one_minus_power(ages, constants.betas[1]).sqrt_()
+
+
+def _safe_sqrt(square: Tensor) -> Tensor:
     """Square root with tiny values clamped: subnormal numbers are slow, and zeros are common."""
-    return torch.clamp_min(square, 16 * torch.finfo(square.dtype).tiny, out=young.scratch()).sqrt_()
+    return square.clamp_min(16 * torch.finfo(square.dtype).tiny).sqrt_()
 
 
 def decay_factor(group: Group) -> float:
@@ -108,57 +109,63 @@ def decay_factor(group: Group) -> float:
     return 1.0
 
 
-def _apply_decay(young: YoungEntries) -> None:
-    """Apply decoupled weight decay to the values before the step, as the step did."""
-    if decay_factor(young.group) != 1:
-        young.before.mul_(decay_factor(young.group))
+def _momentum(ages: Tensor, constants: Constants) -> Tensor:
+    """NAdam's schedule of the momentum, mu."""
+    return constants.betas[0] * (1 - 0.5 * torch.exp(ages * (constants.momentum_decay * log(0.96))))
 
 
-def _nadam(young: YoungEntries) -> None:
-    group, state = young.group, young.state
-    first, second = betas_of(group)
-    decay = group["momentum_decay"]
+def _momentum_product(ages: Tensor, constants: Constants) -> Tensor:
+    products = _momentum(torch.arange(1, int(ages.max()) + 1, dtype=ages.dtype), constants).cumprod(0)
+    return products[ages.long() - 1]  # ages start at 1
 
-    def momentum(ages: Tensor) -> Tensor:
-        return first * (1 - 0.5 * torch.exp(ages * (decay * log(0.96))))
 
-    def product(ages: Tensor) -> Tensor:
-        products = momentum(torch.arange(1, int(ages.max()) + 1, dtype=ages.dtype)).cumprod(0)
-        return products[ages.long() - 1]  # ages start at 1
+def _gradient_share(ages: Tensor, steps: Tensor, constants: Constants) -> Tensor:
+    return (1 - _momentum(ages, constants)) / (1 - _momentum_product(ages, constants))
 
-    constants = first, decay
-    mu = young.at("mu", momentum, *constants)
-    following = young.at("next mu", lambda ages: momentum(ages + 1), *constants)
-    left = young.at("1 - product", lambda ages: 1 - product(ages), *constants)
-    left_next = young.at("1 - next product", lambda ages: 1 - product(ages) * momentum(ages + 1), *constants)
-    gradient = young.gradient() * (-1.0 if group["maximize"] else 1.0)
+
+def _average_share(ages: Tensor, steps: Tensor, constants: Constants) -> Tensor:
+    following = _momentum(ages + 1, constants)
+    return following / (1 - _momentum_product(ages, constants) * following)
+
+
+def _nadam(
+    group: Group,
+    before: Tensor,
+    gradient: Tensor,
+    average: Tensor,
+    square: Tensor,
+    gradient_share: Tensor,
+    average_share: Tensor,
+    root_of_correction: Tensor,
+) -> Tensor:
+    if group["maximize"]:
+        gradient = -gradient
     if group["weight_decay"] != 0 and not group["decoupled_weight_decay"]:
-        gradient = gradient + group["weight_decay"] * young.before
-    denominator = _safe_sqrt(young, young.of(state["exp_avg_sq"]))
-    denominator.div_(_bias_correction(young, second, 0.5)).add_(group["eps"])
-    _apply_decay(young)
-    update = gradient * ((1 - mu) / left) + young.of(state["exp_avg"]) * (following / left_next)
-    torch.addcdiv(young.before, update, denominator, value=-float(group["lr"]), out=young.out)
+        gradient = gradient + group["weight_decay"] * before
+    denominator = _safe_sqrt(square).div_(root_of_correction).add_(group["eps"])
+    update = (gradient * gradient_share).addcmul_(average, average_share)
+    return torch.addcdiv(before, update, denominator, value=-float(group["lr"]))
 
 
-def _radam(young: YoungEntries) -> None:
-    group, state = young.group, young.state
-    first, second = betas_of(group)
+def _rectified_correction(ages: Tensor, steps: Tensor, constants: Constants) -> Tensor:
+    """RAdam's rectification, times the root of the second correction; 0 where the variance is not used yet."""
+    second = constants.betas[1]
     limit = 2 / (1 - second) - 1
-    rho = young.at("rho", lambda ages: limit - 2 * ages * second**ages / (1 - second**ages), second)
+    rho = limit - 2 * ages * second**ages / (1 - second**ages)
     rectified = ((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho)).sqrt_()
-    root = _safe_sqrt(young, young.of(state["exp_avg_sq"])).add_(group["eps"])
-    adaptive = rectified * _bias_correction(young, second, 0.5) / root
-    update = young.of(state["exp_avg"]) / _bias_correction(young, first) * torch.where(rho > 5, adaptive, 1.0)
-    _apply_decay(young)
-    torch.add(young.before, update, alpha=-float(group["lr"]), out=young.out)
+    return torch.where(rho > 5, rectified * _root_of_second_correction(ages, steps, constants), 0.0)
 
 
-def _adamax(young: YoungEntries) -> None:
-    first, _ = betas_of(young.group)
-    denominator = torch.mul(young.of(young.state["exp_inf"]), _bias_correction(young, first), out=young.scratch())
-    average, rate = young.of(young.state["exp_avg"]), float(young.group["lr"])
-    torch.addcdiv(young.before, average, denominator, value=-rate, out=young.out)
+def _radam(
+    group: Group, before: Tensor, average: Tensor, square: Tensor, first_correction: Tensor, rectified: Tensor
+) -> Tensor:
+    adaptive = rectified / _safe_sqrt(square).add_(group["eps"])
+    update = average / first_correction * torch.where(rectified > 0, adaptive, 1.0)
+    return torch.add(before, update, alpha=-float(group["lr"]))
+
+
+def _adamax(group: Group, before: Tensor, average: Tensor, largest: Tensor, first_correction: Tensor) -> Tensor:
+    return torch.addcdiv(before, average, largest * first_correction, value=-float(group["lr"]))
 
 
 def _adafactor(parameter: Tensor, group: Group, state: dict[str, Any], axes: Sequence[Sequence[list[int]]]) -> None:
@@ -191,56 +198,48 @@ def _adafactor(parameter: Tensor, group: Group, state: dict[str, Any], axes: Seq
 # --- lifetimes of corrections ------------------------------------------------------------------------------
 
 
-def _adam_remaining(group: Group, age: int) -> float:
-    first, second = betas_of(group)
+def _adam_remaining(constants: Constants, age: int) -> float:
+    first, second = constants.betas
     return max(first**age, second**age / 2)
 
 
-def _adamax_remaining(group: Group, age: int) -> float:
-    return betas_of(group)[0] ** age
+def _adamax_remaining(constants: Constants, age: int) -> float:
+    return constants.betas[0] ** age
 
 
-def _nadam_remaining(group: Group, age: int) -> float:
-    decay = group["momentum_decay"]
-    return max(_adam_remaining(group, age), 0.5 * 0.96 ** (age * decay) if decay > 0 else 0.0)
+def _nadam_remaining(constants: Constants, age: int) -> float:
+    decay = constants.momentum_decay
+    return max(_adam_remaining(constants, age), 0.5 * 0.96 ** (age * decay) if decay > 0 else 0.0)
 
 
-def _radam_remaining(group: Group, age: int) -> float:
-    second = betas_of(group)[1]
+def _radam_remaining(constants: Constants, age: int) -> float:
+    second = constants.betas[1]
     limit = 2 / (1 - second) - 1
-    return max(_adam_remaining(group, age), age * second**age / (1 - second**age) / limit)
+    return max(_adam_remaining(constants, age), age * second**age / (1 - second**age) / limit)
 
 
-def _adafactor_remaining(group: Group, age: int) -> float:
+def _adafactor_remaining(constants: Constants, age: int) -> float:
     """Weight of the latest gradient: once negligible, the tensor's own weight gives the same average."""
-    return float(age ** group["beta2_decay"])
+    return float(age**constants.beta2_decay)
 
 
 def lifetime(rule: AgeRule, group: Group) -> int:
     """The age at which the correction becomes negligible."""
-    betas = tuple(map(float, group["betas"])) if "betas" in group else None
-    return _lifetime(rule, betas, group.get("momentum_decay"), group.get("beta2_decay"))
+    return _lifetime(rule, constants_of(group))
 
 
 @lru_cache(maxsize=64)
-def _lifetime(
-    rule: AgeRule, betas: tuple[float, ...] | None, momentum_decay: float | None, beta2_decay: float | None
-) -> int:
-    group = {"betas": betas, "momentum_decay": momentum_decay, "beta2_decay": beta2_decay}
-    high = 1
-    while rule.remaining(group, high) >= NEGLIGIBLE and high < 2**24:  # torch counts steps in single precision
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if rule.remaining(group, middle) >= NEGLIGIBLE else (low, middle)
-    return high
+def _lifetime(rule: AgeRule, constants: Constants) -> int:
+    ages = range(1, 2**24)  # torch counts steps in single precision
+    return 1 + bisect_left(ages, True, key=lambda age: rule.remaining(constants, age) < NEGLIGIBLE)
 
 
 # --- rules by optimizer ------------------------------------------------------------------------------------
 
 _ADAM = AgeRule(
-    "bias corrections of both moments for the entry's own age, exact except for eps", True, remaining=_adam_remaining
+    "bias corrections of both moments for the entry's own age, exact except for eps",
+    (_taken_back,),
+    remaining=_adam_remaining,
 )
 _STARTS_AT_ZERO = "no correction: averages of new entries start at zero, as at the start of training"
 
@@ -249,17 +248,27 @@ RULES: dict[type[Optimizer], AgeRule] = {
     optim.AdamW: _ADAM,
     optim.NAdam: AgeRule(
         "bias correction and momentum schedule, with its product, for the entry's own age",
-        correct=_nadam,
+        (_gradient_share, _average_share, _root_of_second_correction),
+        _nadam,
+        reads=("grad", "exp_avg", "exp_avg_sq"),
         remaining=_nadam_remaining,
     ),
     optim.RAdam: AgeRule(
-        "bias corrections and rectification for the entry's own age", correct=_radam, remaining=_radam_remaining
+        "bias corrections and rectification for the entry's own age",
+        (_first_correction, _rectified_correction),
+        _radam,
+        reads=("exp_avg", "exp_avg_sq"),
+        remaining=_radam_remaining,
     ),
     optim.Adamax: AgeRule(
-        "bias correction of the first moment for the entry's own age", correct=_adamax, remaining=_adamax_remaining
+        "bias correction of the first moment for the entry's own age",
+        (_first_correction,),
+        _adamax,
+        reads=("exp_avg", "exp_inf"),
+        remaining=_adamax_remaining,
     ),
     optim.SparseAdam: AgeRule(
-        "the same as Adam in rows that have a gradient, exact including eps", True, remaining=_adam_remaining
+        "the same as Adam in rows that have a gradient, exact including eps", (_taken_back,), remaining=_adam_remaining
     ),
     optim.Adafactor: AgeRule(
         "weights of the averages of squared gradients for the age of a row, column or entry",
@@ -281,7 +290,7 @@ RULES: dict[type[Optimizer], AgeRule] = {
     ),
     optim.LBFGS: AgeRule("cannot be resized"),
 }
-LIKE_ADAM = AgeRule("updates scaled by f(a) / f(t), exact except for eps", True, remaining=_adam_remaining)
+LIKE_ADAM = AgeRule("updates scaled by f(a) / f(t), exact except for eps", (_taken_back,), remaining=_adam_remaining)
 
 
 def rule_of(optimizer: Optimizer) -> AgeRule | None:
