@@ -87,7 +87,9 @@ class Cohort:
         simple = self._simple = [number for number, box in enumerate(self._boxes) if not box.younger]
         self._fractions = [self._before[number] for number in simple], [self._values[number][0][0] for number in simple]
         largest = max((mask.numel() for box in self._boxes for mask in box.younger), default=0)
-        self._scratch = self._before[0].new_empty(largest)
+        scratch = self._before[0].new_empty(largest)
+        masks = [box.younger[0] if box.younger else None for box in self._boxes]
+        self._out = [None if mask is None else scratch[: mask.numel()].view(mask.shape) for mask in masks]
 
     def correct(self, group: Group, step: int, young: Sequence[YoungParameter]) -> None:
         """Correct the step that the parameters have just made."""
@@ -111,9 +113,9 @@ class Cohort:
         """Take back a fraction of each update; the fraction 0 leaves old entries exactly as they are."""
         if self._simple:
             torch._foreach_lerp_([present[number] for number in self._simple], *self._fractions)
-        for box, values, own in zip(self._boxes, self._values, present, strict=True):
-            if box.younger:
-                own.lerp_(box.before, _youngest(box, values[0], self._scratch))
+        for box, values, out, own in zip(self._boxes, self._values, self._out, present, strict=True):
+            if out is not None:
+                own.lerp_(box.before, _youngest(box, values[0], out))
 
     def _compute(
         self, correct: Callable[..., Tensor], group: Group, young: Sequence[YoungParameter], present: Sequence[Tensor]
@@ -167,13 +169,12 @@ class _Ages:
         self._memory.copy_(self._table[step - first])
 
 
-def _youngest(box: Box, by_axis: Sequence[Tensor], scratch: Tensor | None = None) -> Tensor:
-    """A function of the ages of a box's entries, from its values along each axis; may be written into `scratch`."""
+def _youngest(box: Box, by_axis: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """A function of the ages of a box's entries, from its values along each axis; may be written into `out`."""
     result = by_axis[0]
     for mask, values in zip(box.younger, by_axis[1:], strict=True):
-        out = None if scratch is None else scratch[: mask.numel()].view(mask.shape)
         result = torch.lerp(result, values, mask, out=out)  # exact at 0 and 1, and faster than torch.where
-        scratch = None  # a second result must not overwrite the first, from which it is made
+        out = None  # a second result must not overwrite the first, from which it is made
     return result
 
 
