@@ -23,12 +23,14 @@ from ..passes.training import TrainingPasses
 from ..strategies import Strategy
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.examples import Examples, examples_in
+from ..structure.finding import check_supported
 from ..structure.modes import ordinary_tensors
-from ..structure.widths import Widths, check_supported
+from ..structure.widths import Widths
 from ..structure.wrappers import wrappers_of
 from ..surgery.attached import attach, leave
+from ..surgery.checks import check_average
 from ..surgery.optimizer_state import Optimizers
-from ..surgery.plan import Surgery, check_average
+from ..surgery.plan import Surgery
 from .accumulation import accumulating
 from .choosing import as_call, has_convolutions
 from .looking import Looks

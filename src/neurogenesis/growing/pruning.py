@@ -19,12 +19,15 @@ from ..passes.quotas import Quota
 from ..passes.replay import ModelCall
 from ..structure.axes import Axis, unwrapped
 from ..structure.examples import Example
+from ..structure.finding import known_widths
 from ..structure.modes import ordinary_tensors
 from ..structure.weight_norm import weight_of
-from ..structure.widths import Width, Widths, known_widths
+from ..structure.widths import Width, Widths
 from ..surgery.attached import average_of
+from ..surgery.checks import averaged_model
 from ..surgery.optimizer_state import Optimizers
-from ..surgery.plan import Plan, Surgery, averaged_model, plan_shrinkage
+from ..surgery.plan import Plan, Surgery
+from ..surgery.planning import plan_shrinkage
 from .choosing import FROZEN, as_call, as_example, choose_widths
 
 # Neurons are removed by default as long as all of them together lose less than this part of the outputs' variance.

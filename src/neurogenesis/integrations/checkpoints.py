@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.examples import Examples
+from ..structure.finding import known_widths, last_widths
 from ..structure.modes import ordinary_tensors
 from ..structure.solving import sizes_from_shapes
-from ..structure.widths import known_widths, last_widths
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery
 from ..surgery.resizing import resize_widths

@@ -24,8 +24,8 @@ from ..files import replace_file
 from ..growing.grower import Grower
 from ..passes.replay import Hook
 from ..strategies import strategy as as_strategy
+from ..structure.finding import widths
 from ..structure.modes import ordinary_tensors
-from ..structure.widths import widths
 from ..surgery.ages import resume
 from .checkpoints import KEY, fit
 from .loaders import training_samples

@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 from ..growing.grower import Grower
 from ..structure.axes import unwrapped
 from ..structure.modes import ordinary_tensors
+from ..surgery.checks import averaged_model
 from ..surgery.optimizer_state import Optimizers, as_list
-from ..surgery.plan import Surgery, averaged_model
+from ..surgery.plan import Surgery
 from .checkpoints import KEY, check_names, fit_in, shapes_in, with_shared
 from .plain import copied
 from .saved_optimizers import check_optimizers, load_optimizer, optimizer_state

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from ..files import replace_file
 from ..structure.axes import named_tensors
 from ..structure.edits import Edit
+from ..structure.finding import last_widths
+from ..structure.labels import AttributeValue
 from ..structure.solving import sizes_from_shapes
-from ..structure.terms import leaves, size
-from ..structure.widths import last_widths
+from ..structure.terms import leaves
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Plan, Surgery
 
@@ -31,12 +32,12 @@ class SavedSizes:
     Args:
         widths: sizes by name.
         axes: for each tensor, the axes whose lengths depend on widths that can be resized.
-        attributes: path of a module, name and value of each attribute that stores such a length.
+        attributes: path of a module, name and value of each attribute that depends on such a length.
     """
 
     widths: dict[str, int]
     axes: dict[str, list[int]]
-    attributes: list[tuple[str, str, int]]
+    attributes: list[tuple[str, str, AttributeValue]]
 
     @staticmethod
     def of(model: nn.Module, shapes: Mapping[str, Sequence[int]] | None = None) -> SavedSizes:
@@ -53,8 +54,10 @@ class SavedSizes:
             for name, terms in structure.axes.items()
             if (own := [axis for axis, term in enumerate(terms) if not free.isdisjoint(leaves(term))])
         }
-        attributes = [each for each in structure.attributes if not free.isdisjoint(leaves(each.term))]
-        values = dict.fromkeys((each.module, each.name, size(each.term, atoms)) for each in attributes)
+        terms = [(each.module, each.name, term) for each in structure.attributes for term in each.terms]
+        terms += [(each.path, each.attribute, each.term) for each in structure.compensations.scaled if each.attribute]
+        dependent = {(path, name) for path, name, term in terms if not free.isdisjoint(leaves(term))}
+        values = dict.fromkeys(each for each in structure.attribute_values(atoms) if each[:2] in dependent)
         sizes = {width.name: others.get(width.name, width.size) for width in found if width.fixed is None}
         return SavedSizes(sizes, axes, list(values))
 
@@ -68,7 +71,7 @@ class SavedSizes:
         try:
             widths = {str(name): int(number) for name, number in state["widths"].items()}
             axes = {str(name): [int(axis) for axis in own] for name, own in state["axes"].items()}
-            attributes = [(str(path), str(name), int(value)) for path, name, value in state["attributes"]]
+            attributes = [(str(path), str(name), _as_value(value)) for path, name, value in state["attributes"]]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ValueError(f"the sizes of widths cannot be read: {error!r}") from None
         return SavedSizes(widths, axes, attributes)
@@ -134,7 +137,7 @@ class SavedSizes:
         attributes = []
         for path, name, value in self.attributes:
             present = getattr(modules.get(path), name, None)
-            if type(present) is not int:
+            if type(present) is not type(value):
                 raise ValueError(f"the sizes are of another model: {path or 'the model'} has no attribute {name}")
             if present != value:
                 attributes.append((path, name, present, value))
@@ -157,3 +160,10 @@ class SavedSizes:
             positions = torch.arange(min(before, after), max(before, after))
             edits.append(Edit(name, axis, before, positions, values, "loaded"))
         return edits
+
+
+def _as_value(saved: Any) -> AttributeValue:
+    """The value of an attribute; JSON has lists for tuples."""
+    if isinstance(saved, (list, tuple)):
+        return tuple(map(int, saved))
+    return saved if isinstance(saved, float) else int(saved)

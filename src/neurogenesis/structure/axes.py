@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .edits import Edit
+from .compensations import Compensations
+from .edits import Average, Edit, Scale
 from .fills import MEAN, ONE, RANDOM, FanIn, Fill, new_values
-from .labels import Attribute
+from .labels import Attribute, AttributeValue
 from .reasons import Kind, Reason
 from .rules import Axes, Role
 from .terms import (
@@ -109,6 +110,7 @@ class Structure:
         self.roles: dict[tuple[str, int], tuple[Role, Fill]] = {}
         self.both_ways: set[tuple[str, int]] = set()  # axes that are producer in one place and consumer in another
         self.attributes: list[Attribute] = []
+        self.compensations = Compensations()
         # Axes of weights under weight norm: the axis that indexes the normalized slices, and the axes within a slice.
         self.normed_along: set[tuple[str, int]] = set()
         self.normed_across: set[tuple[str, int]] = set()
@@ -129,12 +131,13 @@ class Structure:
             for axis, (term, stride) in enumerate(zip(norm.terms, norm.strides, strict=True)):
                 places = self._used_axes(norm.sources, term, stride, tensors)
                 (self.normed_along if axis == norm.axis else self.normed_across).update(places)
+        self.compensations.add(tracer.compensations)
         self.masks |= tracer.masks & self.buffers
         known = set(self.attributes)
         for attribute in tracer.attributes:
             module = tracer.modules[attribute.module]
             value = getattr(module, attribute.name, None)
-            if type(value) is int and value == size(attribute.term) and attribute not in known:
+            if type(value) in (int, tuple) and value == attribute.value() and attribute not in known:
                 known.add(attribute)
                 self.attributes.append(attribute)
 
@@ -194,16 +197,21 @@ class Structure:
         result = []
         for name, axis in self.places[atom]:
             term, role = self.axes[name][axis], self.role(name, axis)[0]
-            values = None
+            kind, values = Edit, None
             if isinstance(change, int):
                 positions = new_positions(term, atom, change, sizes).flatten().sort().values
                 fan_in = (fan_ins or {}).get(name) if role == "producer" else None
                 values = self.new_entries(atom, name, axis, change, tensors[name], generator, fan_in, sizes)
+                kind = Average if self.compensations.is_average(atom, *self.role(name, axis)) else Edit
             else:
                 positions = torch.isin(owners(term, atom, sizes), torch.tensor(change)).nonzero().flatten()
-            result.append(Edit(name, axis, size(term, sizes), positions, values, role))
-        # Consumers last: where new rows and new columns cross, the zero fan-out wins.
-        return sorted(result, key=lambda edit: edit.role == "consumer")
+            result.append(kind(name, axis, size(term, sizes), positions, values, role))
+        # Where new rows and new columns cross, zeros win, usually those of consumers.
+        return sorted(result, key=lambda edit: self.compensations.zero_last(atom, edit.role))
+
+    def scales(self, atom: Atom, change: int, sizes: Sizes | None = None) -> list[Scale]:
+        """Factors of tensors that make up for `change` more neurons of a width."""
+        return self.compensations.scales(sizes, {**(sizes or {}), atom: size(atom, sizes) + change})
 
     def new_entries(
         self,
@@ -217,7 +225,7 @@ class Structure:
         sizes: Sizes | None = None,
     ) -> Tensor:
         """Default values of `count` new neurons on one axis of a width, ordered by position."""
-        fill, positions = self.role(name, axis)[1], new_positions(self.axes[name][axis], atom, count, sizes)
+        fill, positions = self._fill(atom, name, axis), new_positions(self.axes[name][axis], atom, count, sizes)
         if self._is_untrained(name, axis):
             rows = self._rows(atom, name, axis, tensor, sizes)
             drawn = fill.values == "random" and rows.is_floating_point() and name not in self.masks
@@ -229,10 +237,15 @@ class Structure:
                 fill = ONE if _is_binary(rows) else MEAN
         return new_values(tensor, axis, positions.numel(), fill, generator, fan_in)
 
+    def _fill(self, atom: Atom, name: str, axis: int) -> Fill:
+        return self.compensations.fill(atom, *self.role(name, axis))
+
     def current_reasons(self, atom: Atom) -> Iterator[Reason]:
         """Why a width should not grow given the current state of parameters and buffers."""
         if atom in self.held:
             yield self.held[atom]
+        if (by_hand := self.compensations.why_by_hand(atom)) is not None:
+            yield by_hand
         model = self._model()
         if model is None:
             return
@@ -305,11 +318,13 @@ class Structure:
                 return f"the model has changed ({name} {f'has shape {actual}, not {expected}' if known else other})"
         return None
 
-    def attribute_values(self, sizes: Sizes | None = None) -> list[tuple[str, str, int]]:
-        """Module path, name and expected value of every attribute that stores a size."""
-        return [(each.module, each.name, size(each.term, sizes)) for each in self.attributes]
+    def attribute_values(self, sizes: Sizes | None = None) -> list[tuple[str, str, AttributeValue]]:
+        """Module path, name and expected value of every attribute that stores a size, or makes up for one."""
+        model, values = self._model(), list[tuple[str, str, AttributeValue]]()
+        values += [(each.module, each.name, each.value(sizes)) for each in self.attributes]
+        return values if model is None else values + self.compensations.attribute_values(model, sizes)
 
-    def attribute_changes(self, atom: Atom, change: int) -> list[tuple[str, str, int, int]]:
+    def attribute_changes(self, atom: Atom, change: int) -> list[tuple[str, str, AttributeValue, AttributeValue]]:
         """Attributes that `change` more neurons of a width alter: module path, name, old and new value."""
         pairs = zip(self.attribute_values(), self.attribute_values({atom: atom.size + change}), strict=True)
         return list(dict.fromkeys((path, name, old, new) for (path, name, old), (_, _, new) in pairs if old != new))

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from .axes import Structure, named_tensors
 from .examples import Example
+from .finding import find_widths
 from .limits import hold_unused
 from .reasons import Kind
 from .terms import Atom, Product, Term, concatenation, product, resolve, size
-from .widths import Widths, find_widths
+from .widths import Widths
 
 Resize = tuple[Atom, int | list[int]]  # neurons added at the end of a width, or the indices of those removed
 _FOUND_AGAIN = (Kind.NOT_PRODUCED, Kind.NOT_CONSUMED, Kind.ONLY_BUFFERS)  # reasons that more layers may remove
@@ -92,7 +94,12 @@ def _copied(known: Structure, model: nn.Module, sizes: Mapping[Atom, int]) -> tu
     copy.masks, copy.both_ways = set(known.masks), set(known.both_ways)
     copy.normed_along, copy.normed_across = set(known.normed_along), set(known.normed_across)
     copy.roles = {place: role for place, role in known.roles.items() if place[0] not in known.unused}
-    copy.attributes = [replace(each, term=_copied_term(each.term, sizes, atoms)) for each in known.attributes]
+    copied = partial(_copied_term, sizes=sizes, atoms=atoms)
+    copy.attributes = [
+        replace(each, term=tuple(map(copied, each.term)) if isinstance(each.term, tuple) else copied(each.term))
+        for each in known.attributes
+    ]
+    copy.compensations = known.compensations.copied(copied)
     return copy, atoms
 
 

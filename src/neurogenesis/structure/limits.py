@@ -87,6 +87,7 @@ def tie_widths(structure: Structure, patterns: list[str]) -> None:
 
 def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
     """Fix widths that lack a producer or a trained consumer, are normalized across, or occur twice in a product."""
+    structure.compensations.fix_contradictions()
     roles: dict[Atom, set[tuple[Role, Fill]]] = {}
     trained: Counter[Atom] = Counter()
     tied: dict[Atom, str] = {}

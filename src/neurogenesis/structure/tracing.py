@@ -27,12 +27,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .calls import ModuleCall, OperationCall
+from .compensations import Compensations
 from .examples import Example, call_model, copied_example, tensors_in
 from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
 from .reasons import Kind, Reason
 from .rules import Axes, RuleError, unknown
 from .rules.base import checked, rule_for
-from .rules.taught import is_taught, module_rule
+from .rules.registered import is_registered, module_rule
 from .running import internal_run, note_constant_calls, preserved
 from .terms import Atom, Conflict, fix, size
 
@@ -79,6 +80,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.roles: list[RoleRecord] = []
         self.norms: list[NormRecord] = []
         self.attributes: list[Attribute] = []
+        self.compensations = Compensations()
         self.masks: set[str] = set()  # tensors that weights are multiplied by elementwise
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
         self._constant_calls: Counter[nn.Module] = Counter()
@@ -212,7 +214,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _apply_rule(rule: Callable[..., list[Axes]], call: OperationCall, *own: nn.Module) -> list[Axes]:
     """Apply a rule; raise `RuleError` if a rule registered by the user fails or returns wrong sizes."""
-    if not is_taught(rule):
+    if not is_registered(rule):
         return rule(call)
     try:
         outputs = rule(call, *own)

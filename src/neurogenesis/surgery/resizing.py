@@ -10,10 +10,12 @@ from torch import nn
 
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.examples import Examples
+from ..structure.finding import known_widths
 from ..structure.modes import ordinary_tensors
-from ..structure.widths import Width, Widths, known_widths
+from ..structure.widths import Width, Widths
 from .optimizer_state import Optimizers
-from .plan import Plan, Surgery, plan_edits, plan_shrinkage
+from .plan import Plan, Surgery
+from .planning import plan_edits, plan_shrinkage
 
 
 def resize(

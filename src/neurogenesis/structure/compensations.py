@@ -1,0 +1,132 @@
+r"""What makes up for the size of an axis: parameters and attributes that are scaled when the axis is resized.
+
+A norm across n entries divides by :math:`\sqrt{\frac1n \sum_i x_i^2 + \epsilon}`. With new entries of
+zero, its other outputs stay if its gain is multiplied by :math:`(n/n')^{1/2}` and :math:`\epsilon` by :math:`n/n'`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from .edits import Scale
+from .fills import MEAN, RANDOM, Fill
+from .labels import AttributeValue
+from .reasons import Kind, Reason
+from .rules import Role
+from .terms import Atom, Sizes, Term, fix, leaves, resolve, size
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """A tensor, or an attribute of a module, that is multiplied by (n / n') ** power when an axis is resized."""
+
+    path: str  # of the tensor, or of the module that has the attribute
+    attribute: str | None
+    term: Term
+    power: float
+    where: str
+
+    def __str__(self) -> str:
+        return ".".join(filter(None, (self.path, self.attribute)))
+
+    def factor(self, before: Sizes | None, after: Sizes | None) -> float:
+        """The factor between two sizes of the axis."""
+        return float((size(self.term, before) / size(self.term, after)) ** self.power)
+
+
+@dataclass(frozen=True)
+class NewEntries:
+    """What new entries of activations along an axis must be: zero, or the mean of the present ones."""
+
+    term: Term
+    fill: Fill
+    where: str
+
+    def __str__(self) -> str:
+        kind = {"zero": "zero", "mean": "the mean of the present ones"}[self.fill.values]
+        return f"{kind} in {self.where}"
+
+
+@dataclass
+class Compensations:
+    """All that makes up for the sizes of a model's axes."""
+
+    scaled: list[Compensation] = field(default_factory=list)
+    entries: list[NewEntries] = field(default_factory=list)
+
+    def add(self, other: Compensations) -> None:
+        """Add what was recorded in another run."""
+        self.scaled += other.scaled
+        self.entries += other.entries
+
+    def scales(self, before: Sizes | None, after: Sizes) -> list[Scale]:
+        """The factors of tensors for other sizes of axes."""
+        return [
+            Scale(each.path, factor, f"{size(each.term, before)} -> {size(each.term, after)} in {each.where}")
+            for each in self._distinct()
+            if each.attribute is None and (factor := each.factor(before, after)) != 1
+        ]
+
+    def attribute_values(self, model: nn.Module, sizes: Sizes | None) -> list[tuple[str, str, AttributeValue]]:
+        """Path of the module, name and value at other sizes of every attribute that is scaled."""
+        values: dict[tuple[str, str], float] = {}
+        for each in self._distinct():
+            if each.attribute is not None:
+                key = each.path, each.attribute
+                present = values.get(key) or getattr(model.get_submodule(each.path), each.attribute)
+                values[key] = present * each.factor(None, sizes)
+        return [(*key, value) for key, value in values.items()]
+
+    def _distinct(self) -> Iterator[Compensation]:
+        """Every compensation once, even if it was recorded in several runs."""
+        yield from {(str(each), resolve(each.term), each.power): each for each in self.scaled}.values()
+
+    def fill(self, atom: Atom, role: Role, usual: Fill) -> Fill:
+        """How new positions of a tensor are filled, where what they add to activations may be given.
+
+        Consumers do not see new entries then, so that their columns need not be zero.
+        """
+        given = self._given(atom)
+        if given is None:
+            return usual
+        if role == "consumer":
+            return RANDOM
+        return given if role == "producer" or usual.shift else usual
+
+    def is_average(self, atom: Atom, role: Role, usual: Fill) -> bool:
+        """Whether new positions of a tensor are means because those of activations must be."""
+        return self.fill(atom, role, usual) == MEAN != usual
+
+    def zero_last(self, atom: Atom, role: str) -> bool:
+        """Whether new positions of a tensor are zero where they cross others: of consumers, or else of all others."""
+        return (role == "consumer") == (self._given(atom) is None)
+
+    def _given(self, atom: Atom) -> Fill | None:
+        return next((each.fill for each in self.entries if atom in leaves(each.term)), None)
+
+    def why_by_hand(self, atom: Atom) -> Reason | None:
+        """Why a width is resized by hand only; None if nothing makes up for its size."""
+        records: list[Compensation | NewEntries] = [*self.scaled, *self.entries]
+        for each in records:
+            if atom in leaves(each.term):
+                return Reason(f"not grown in training: {each.where} is adjusted with it", Kind.COMPENSATED)
+        return None
+
+    def fix_contradictions(self) -> None:
+        """Fix axes whose new entries would have to be zero in one place and means in another."""
+        first: dict[Atom, NewEntries] = {}
+        for each in self.entries:
+            for atom in leaves(each.term):
+                other = first.setdefault(atom, each)
+                if other.fill != each.fill:
+                    fix(atom, Reason(f"new entries must be {other} and {each}"))
+
+    def copied(self, translated: Callable[[Term], Term]) -> Compensations:
+        """The same for other terms."""
+        return Compensations(
+            [replace(each, term=translated(each.term)) for each in self.scaled],
+            [replace(each, term=translated(each.term)) for each in self.entries],
+        )
