@@ -163,3 +163,25 @@ def test_what_a_rule_is_for_is_checked() -> None:
         ng.rules.module(nn.Linear(2, 3))  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="no rule is registered"):
         ng.rules.forget("mylib::scan")
+
+
+def test_a_rule_can_count_a_width_in_units_of_several_channels() -> None:
+    @ng.rules.module(nn.GroupNorm)
+    def whole_groups(call: ng.rules.Call, module: nn.GroupNorm) -> list[ng.rules.Axes]:
+        x = call.axes(call.arguments["input"])
+        groups, inner = ng.rules.fresh([module.num_groups, module.num_channels // module.num_groups])
+        call.fix(inner, "normalized across")
+        call.unify(x[1], ng.rules.product([groups, inner]))
+        for parameter, fill in ((module.weight, ng.rules.ONE), (module.bias, ng.rules.ZERO)):
+            call.unify(x[1], call.axes(parameter)[0])
+            call.role(parameter, 0, "carrier", fill)
+        call.attribute(module.weight, "num_groups", groups)
+        call.attribute(module.weight, "num_channels", x[1])
+        return [x]
+
+    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.GroupNorm(4, 12), nn.ReLU(), nn.Conv2d(12, 2, 3)).double()
+    x = randn(2, 3, 8, 8).double()
+    found = check_all(model, x)  # which leaves it grown
+    assert [width.name for width in found.growable] == ["0"]
+    assert model[1].num_channels == model[0].out_channels == 3 * model[1].num_groups == 3 * found["0"].size > 12
+    ng.rules.forget(nn.GroupNorm)
