@@ -18,7 +18,7 @@ from .terms import Conflict, Term, fix, unify
 
 
 class Trace(Protocol):
-    """What is known while a model is traced, and noted of it."""
+    """The state of a trace, which calls read and add to."""
 
     strict: bool
     tensors: dict[str, Tensor]

@@ -85,9 +85,9 @@ class Compensations:
         yield from {(str(each), resolve(each.term), each.power): each for each in self.scaled}.values()
 
     def fill(self, atom: Atom, role: Role, usual: Fill) -> Fill:
-        """How new positions of a tensor are filled, where what they add to activations may be given.
+        """How new positions of a tensor are filled: as usual, unless a rule states the new entries of activations.
 
-        Consumers do not see new entries then, so that their columns need not be zero.
+        Consumers need no zeros then: they read new entries behind a norm that maps them to zero.
         """
         given = self._given(atom)
         if given is None:
@@ -97,11 +97,11 @@ class Compensations:
         return given if role == "producer" or usual.shift else usual
 
     def is_average(self, atom: Atom, role: Role, usual: Fill) -> bool:
-        """Whether new positions of a tensor are means because those of activations must be."""
+        """Whether new positions of a tensor are means because a rule states so for activations."""
         return self.fill(atom, role, usual) == MEAN != usual
 
-    def zero_last(self, atom: Atom, role: str) -> bool:
-        """Whether new positions of a tensor are zero where they cross others: of consumers, or else of all others."""
+    def overwrites(self, atom: Atom, role: str) -> bool:
+        """Whether new positions of a tensor overwrite others that they cross; zeros and means do."""
         return (role == "consumer") == (self._given(atom) is None)
 
     def _given(self, atom: Atom) -> Fill | None:

@@ -67,8 +67,8 @@ def find_widths(
         model: the model.
         examples: its inputs.
         tie: groups of widths that grow together, as in `widths`.
-        tensors: what the model is run with in place of its own parameters and buffers; they may have other shapes.
-        known: what is known of the model already, from other examples; it becomes part of the result.
+        tensors: run the model with these in place of its parameters and buffers; they may have other shapes.
+        known: the structure found with earlier examples, which is extended.
     """
     tensors = named_tensors(model) if tensors is None else tensors
     check_supported(model, tensors)
@@ -110,15 +110,7 @@ def find_widths(
         structure.by_values |= tracer.by_values
     if next(tensors_in(outputs), None) is None:
         raise ValueError("the model's output holds no tensor: return tensors, or tuples, lists or dicts of tensors")
-    # Of quantized weights, operations see the tensors inside.
-    quantized = [name for name, own in parameters.items() if type(own.detach()) is not Tensor]
-    used |= {name for name in quantized if _owner(model, name) in called}
-    structure.unused = frozenset(name for name in tensors if name not in used)
-    idle = [each.idle(model) for each in extensions(model)]
-    unused = [name for name in parameters if name not in used and not any(name in names for names in idle)]
-    still = {name for name in unused if _can_be_called(model, name, called)}
-    structure.not_called = frozenset(still if known is None else still & known.not_called)
-    if unused:
+    if unused := _note_unused(structure, model, tensors, used, called, known):
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
         names = f"{', '.join(unused[:3])}{more}"
         remedy = "pass a list of inputs that together use all layers, as example=[...]"
@@ -135,6 +127,27 @@ def find_widths(
     rehearse(structure, operations, partial(attempt_growth, model, examples, structure, perturb, outputs))
     hold_unused(structure, model)
     return Widths(_named_widths(structure), structure)
+
+
+def _note_unused(
+    structure: Structure,
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    used: set[str],
+    called: Container[nn.Module],
+    known: Structure | None,
+) -> list[str]:
+    """Note in a structure what no example has used; returns the parameters that another input may use."""
+    parameters = dict(model.named_parameters())
+    # Operations see the tensors inside quantized weights, not the weights.
+    quantized = [name for name, own in parameters.items() if type(own.detach()) is not Tensor]
+    used = used | {name for name in quantized if _owner(model, name) in called}
+    structure.unused = frozenset(name for name in tensors if name not in used)
+    idle = [each.idle(model) for each in extensions(model)]
+    unused = [name for name in parameters if name not in used and not any(name in names for names in idle)]
+    still = {name for name in unused if _can_be_called(model, name, called)}
+    structure.not_called = frozenset(still if known is None else still & known.not_called)
+    return unused
 
 
 def _can_be_called(model: nn.Module, parameter: str, called: Container[nn.Module]) -> bool:

@@ -1,4 +1,4 @@
-"""What tracing notes about tensors: the axes of each, and the roles of those of parameters."""
+"""What tracing records: the axes of tensors, the roles of axes of parameters, norms and attributes."""
 
 from __future__ import annotations
 

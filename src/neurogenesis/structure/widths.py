@@ -64,7 +64,7 @@ class Width:
         return self.obstacle()
 
     def obstacle(self, allowed: Container[Kind] = ()) -> Reason | None:
-        """The reason why the width cannot grow now, apart from those of kinds that do not matter; None if it can."""
+        """The reason why the width cannot grow now, apart from reasons of the `allowed` kinds; None if it can."""
         if (fixed := self._fixed) is not None:
             return fixed
         return next((each for each in self.structure.current_reasons(self.atom) if each.kind not in allowed), None)
@@ -86,7 +86,7 @@ class Width:
         return replace(reason, text=f"{reason.text} (as {term})") if isinstance(term, Product) else reason
 
     def _of_hidden_layer(self, reason: Reason) -> Reason:
-        """Say if a size of the model's input or output is also that of a hidden layer, as the remedy differs."""
+        """Replace the reason if a hidden layer shares a size of the model's input or output: the remedy differs."""
         producers, consumers = self.producers, self.consumers
         if reason.kind is Kind.INPUT and producers:
             text = f"a size of the model's input, which is combined with what {producers[0].module} produces"
@@ -208,7 +208,7 @@ class Widths:
 
     @property
     def resizes(self) -> list[tuple[str, int | list[int]]]:
-        """Neurons that have been added to widths, or the indices of those removed, in a model with unused layers."""
+        """Numbers of added neurons or indices of removed ones, as they were resized, in a model with unused layers."""
         names = {width.atom: width.name for width in self if width.fixed is None}
         return [(names[atom], change) for atom, change in self.structure.resizes]
 
