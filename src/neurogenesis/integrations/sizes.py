@@ -137,7 +137,7 @@ class SavedSizes:
         attributes = []
         for path, name, value in self.attributes:
             present = getattr(modules.get(path), name, None)
-            if type(present) is not type(value):
+            if type(present) not in ((tuple,) if isinstance(value, tuple) else (int, float)):
                 raise ValueError(f"the sizes are of another model: {path or 'the model'} has no attribute {name}")
             if present != value:
                 attributes.append((path, name, present, value))

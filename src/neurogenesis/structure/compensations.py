@@ -1,13 +1,14 @@
 r"""What makes up for the size of an axis: parameters and attributes that are scaled when the axis is resized.
 
-A norm across n entries divides by :math:`\sqrt{\frac1n \sum_i x_i^2 + \epsilon}`. With new entries of
-zero, its other outputs stay if its gain is multiplied by :math:`(n/n')^{1/2}` and :math:`\epsilon` by :math:`n/n'`.
+A norm across n entries divides by :math:`\sqrt{\frac1n \sum_i x_i^2 + \epsilon}`. With new entries of zero, its
+other outputs stay if its gain is multiplied by :math:`(n/n')^{1/2}` and :math:`\epsilon` by :math:`n/n'`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch import nn
 
@@ -52,7 +53,7 @@ class NewEntries:
 
 @dataclass
 class Compensations:
-    """All that makes up for the sizes of a model's axes."""
+    """All that makes up for the sizes of a model's axes; ask about atoms once all axes are unified."""
 
     scaled: list[Compensation] = field(default_factory=list)
     entries: list[NewEntries] = field(default_factory=list)
@@ -89,7 +90,7 @@ class Compensations:
 
         Consumers need no zeros then: they read new entries behind a norm that maps them to zero.
         """
-        given = self._given(atom)
+        given = self._given.get(atom)
         if given is None:
             return usual
         if role == "consumer":
@@ -102,18 +103,23 @@ class Compensations:
 
     def overwrites(self, atom: Atom, role: str) -> bool:
         """Whether new positions of a tensor overwrite others that they cross; zeros and means do."""
-        return (role == "consumer") == (self._given(atom) is None)
+        return (role == "consumer") == (atom not in self._given)
 
-    def _given(self, atom: Atom) -> Fill | None:
-        return next((each.fill for each in self.entries if atom in leaves(each.term)), None)
+    @cached_property
+    def _given(self) -> dict[Atom, Fill]:
+        return {atom: each.fill for each in self.entries for atom in leaves(each.term)}
 
     def why_by_hand(self, atom: Atom) -> Reason | None:
         """Why a width is resized by hand only; None if nothing makes up for its size."""
+        where = self._where.get(atom)
+        return (
+            None if where is None else Reason(f"not grown in training: {where} is adjusted with it", Kind.COMPENSATED)
+        )
+
+    @cached_property
+    def _where(self) -> dict[Atom, str]:
         records: list[Compensation | NewEntries] = [*self.scaled, *self.entries]
-        for each in records:
-            if atom in leaves(each.term):
-                return Reason(f"not grown in training: {each.where} is adjusted with it", Kind.COMPENSATED)
-        return None
+        return {atom: each.where for each in reversed(records) for atom in leaves(each.term)}
 
     def fix_contradictions(self) -> None:
         """Fix axes whose new entries would have to be zero in one place and means in another."""
