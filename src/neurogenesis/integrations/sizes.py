@@ -134,9 +134,9 @@ class SavedSizes:
         tensors = named_tensors(model)
         edits = [edit for name, shape in shapes.items() for edit in self._edits(name, tensors[name], shape)]
         modules = dict(model.named_modules(remove_duplicate=False))
-        attributes = []
+        attributes: list[tuple[str, str, AttributeValue, AttributeValue]] = []
         for path, name, value in self.attributes:
-            present = getattr(modules.get(path), name, None)
+            present: Any = getattr(modules.get(path), name, None)
             if type(present) not in ((tuple,) if isinstance(value, tuple) else (int, float)):
                 raise ValueError(f"the sizes are of another model: {path or 'the model'} has no attribute {name}")
             if present != value:

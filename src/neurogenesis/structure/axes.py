@@ -17,7 +17,7 @@ from .compensations import Compensations
 from .edits import Average, Edit, Scale
 from .fills import MEAN, ONE, RANDOM, FanIn, Fill, new_values
 from .labels import Attribute, AttributeValue
-from .reasons import Kind, Reason
+from .reasons import Reason
 from .rules import Axes, Role
 from .terms import (
     Atom,
@@ -106,7 +106,7 @@ class Structure:
         self.by_values = False  # whether the values of tensors decide what runs, as in mixtures of experts
         self.held: dict[Atom, Reason] = {}  # widths that these may be connected to
         self.complete: set[Atom] = set()  # sizes that they cannot be connected to
-        self._model = weakref.ref(model)
+        self.model = weakref.ref(model)
         self.roles: dict[tuple[str, int], tuple[Role, Fill]] = {}
         self.both_ways: set[tuple[str, int]] = set()  # axes that are producer in one place and consumer in another
         self.attributes: list[Attribute] = []
@@ -226,55 +226,23 @@ class Structure:
     ) -> Tensor:
         """Default values of `count` new neurons on one axis of a width, ordered by position."""
         fill, positions = self._fill(atom, name, axis), new_positions(self.axes[name][axis], atom, count, sizes)
-        if self._is_untrained(name, axis):
-            rows = self._rows(atom, name, axis, tensor, sizes)
+        if self.is_untrained(name, axis):
+            rows = self.rows(atom, name, axis, tensor, sizes)
             drawn = fill.values == "random" and rows.is_floating_point() and name not in self.masks
-            common = None if drawn and len(rows) == 1 else _common_row(rows)  # a single neuron shows no pattern
+            common = None if drawn and len(rows) == 1 else common_row(rows)  # a single neuron shows no pattern
             if common is not None:
                 order = positions.flatten().argsort().to(common.device)
                 return common.expand(count, *common.shape[1:]).flatten(0, 1)[order].movedim(0, axis)
             if name in self.masks:  # a mask must not zero out new neurons
-                fill = ONE if _is_binary(rows) else MEAN
+                fill = ONE if is_binary(rows) else MEAN
         return new_values(tensor, axis, positions.numel(), fill, generator, fan_in)
 
     def _fill(self, atom: Atom, name: str, axis: int) -> Fill:
         return self.compensations.fill(atom, *self.role(name, axis))
 
-    def current_reasons(self, atom: Atom) -> Iterator[Reason]:
-        """Why a width should not grow given the current state of parameters and buffers."""
-        if atom in self.held:
-            yield self.held[atom]
-        if (by_hand := self.compensations.why_by_hand(atom)) is not None:
-            yield by_hand
-        model = self._model()
-        if model is None:
-            return
-        if any(parameter.requires_grad for parameter in model.parameters()):  # else frozen for the time being
-            yield from self._frozen_parts(atom)
-        for name, axis in self.places[atom]:
-            if self._is_untrained(name, axis) and name not in self.masks:
-                rows = self._rows(atom, name, axis, self._tensor(name))
-                discrete = not (rows.is_floating_point() or rows.is_complex())
-                if (discrete or _is_binary(rows)) and _common_row(rows) is None:
-                    kind = str(rows.dtype).removeprefix("torch.")
-                    text = f"{name} ({kind}) differs between neurons, so there is no default value for new ones"
-                    yield Reason(text, Kind.DIFFERS)
-
-    def _frozen_parts(self, atom: Atom) -> Iterator[Reason]:
-        consumers = [name for name, axis in self.places[atom] if self.role(name, axis)[0] == "consumer"]
-        if consumers and not any(self._tensor(name).requires_grad for name in consumers):
-            names = ", ".join(dict.fromkeys(map(layer_of, consumers)))
-            text = f"its consumer {names} is frozen (requires_grad is False), so new neurons could not be trained"
-            yield Reason(text, Kind.FROZEN)
-        parameters = dict.fromkeys(name for name, _ in self.places[atom] if name not in self.buffers)
-        frozen = [name for name in parameters if not self._tensor(name).requires_grad]
-        if frozen:
-            more = f" and {len(frozen) - 2} more" if len(frozen) > 2 else ""
-            text = f"{', '.join(frozen[:2])}{more} would be resized, but is frozen (requires_grad is False)"
-            yield Reason(text, Kind.PARTLY_FROZEN)
-
-    def _tensor(self, name: str) -> Tensor:
-        model = self._model()
+    def tensor(self, name: str) -> Tensor:
+        """A parameter or buffer of the model."""
+        model = self.model()
         assert model is not None
         path, _, leaf = name.rpartition(".")
         try:
@@ -283,7 +251,7 @@ class Structure:
             raise ValueError(f"{name} no longer exists: the model has changed since its widths were found") from None
         return found
 
-    def _is_untrained(self, name: str, axis: int) -> bool:
+    def is_untrained(self, name: str, axis: int) -> bool:
         """Whether an axis holds untrained values per neuron: one of a buffer or of a frozen carrier.
 
         Weights of frozen producers and consumers do not count, nor do running statistics, which start from scratch.
@@ -293,9 +261,9 @@ class Structure:
             return False
         if name in self.buffers:
             return True
-        return role == "carrier" and self._model() is not None and not self._tensor(name).requires_grad
+        return role == "carrier" and self.model() is not None and not self.tensor(name).requires_grad
 
-    def _rows(self, atom: Atom, name: str, axis: int, tensor: Tensor, sizes: Sizes | None = None) -> Tensor:
+    def rows(self, atom: Atom, name: str, axis: int, tensor: Tensor, sizes: Sizes | None = None) -> Tensor:
         """Entries of a tensor by neuron of a width, of shape (neurons, per neuron, ...)."""
         term = self.axes[name][axis]
         if tensor.ndim <= axis or tensor.shape[axis] != size(term, sizes):
@@ -320,7 +288,7 @@ class Structure:
 
     def attribute_values(self, sizes: Sizes | None = None) -> list[tuple[str, str, AttributeValue]]:
         """Module path, name and expected value of every attribute that stores a size, or makes up for one."""
-        model, values = self._model(), list[tuple[str, str, AttributeValue]]()
+        model, values = self.model(), list[tuple[str, str, AttributeValue]]()
         values += [(each.module, each.name, each.value(sizes)) for each in self.attributes]
         return values if model is None else values + self.compensations.attribute_values(model, sizes)
 
@@ -340,10 +308,11 @@ class Structure:
 _PRECEDENCE = {"carrier": 0, "producer": 1, "consumer": 2}
 
 
-def _common_row(rows: Tensor) -> Tensor | None:
+def common_row(rows: Tensor) -> Tensor | None:
     """The row that all neurons share, of shape (1, per neuron, ...); None if they differ."""
     return rows[:1] if bool((rows == rows[:1]).all()) else None
 
 
-def _is_binary(rows: Tensor) -> bool:
+def is_binary(rows: Tensor) -> bool:
+    """Whether all entries are 0 or 1."""
     return bool(((rows == 0) | (rows == 1)).all())

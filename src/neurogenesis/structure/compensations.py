@@ -111,10 +111,9 @@ class Compensations:
 
     def why_by_hand(self, atom: Atom) -> Reason | None:
         """Why a width is resized by hand only; None if nothing makes up for its size."""
-        where = self._where.get(atom)
-        return (
-            None if where is None else Reason(f"not grown in training: {where} is adjusted with it", Kind.COMPENSATED)
-        )
+        if atom not in self._where:
+            return None
+        return Reason(f"not grown in training: {self._where[atom]} is adjusted with it", Kind.COMPENSATED)
 
     @cached_property
     def _where(self) -> dict[Atom, str]:

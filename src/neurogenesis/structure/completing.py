@@ -1,7 +1,7 @@
 """Find more widths of a model when a layer runs that no example used, also if widths have been resized since.
 
-Such a layer still has its initial size, so the model is traced at initial sizes, at which all layers fit each other. The
-layer must then be resized in the same way as the widths that it turns out to share.
+Such a layer still has its initial size, so the model is traced at initial sizes, at which all layers fit each other.
+Then the layer must be resized in the same way as the widths that it turns out to share.
 """
 
 from __future__ import annotations

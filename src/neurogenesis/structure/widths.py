@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..tables import table
 from .axes import Axis, Structure
 from .fills import FanIn
+from .limits import current_reasons
 from .reasons import Kind, Reason
 from .terms import Atom, Product, Term, leaves, positions_of, resolve, size
 
@@ -67,7 +68,7 @@ class Width:
         """The reason why the width cannot grow now, apart from reasons of the `allowed` kinds; None if it can."""
         if (fixed := self._fixed) is not None:
             return fixed
-        return next((each for each in self.structure.current_reasons(self.atom) if each.kind not in allowed), None)
+        return next((each for each in current_reasons(self.structure, self.atom) if each.kind not in allowed), None)
 
     @property
     def fixed(self) -> str | None:
