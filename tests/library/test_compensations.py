@@ -16,6 +16,7 @@ from neurogenesis.surgery import operations
 from neurogenesis.surgery.operations import EditTensor
 from neurogenesis.surgery.optimizer_state import state_edits
 from tests.cases import randn
+from tests.growing import step
 from tests.library.test_surgery import OPTIMIZERS, assert_same, everything
 from tests.promises import assert_outputs, attributes, outputs_of, snapshot, unsettle
 
@@ -233,6 +234,51 @@ def test_saved_sizes_bring_what_makes_up_for_them(tmp_path: Any) -> None:
     another = residual(nn.RMSNorm)
     ng.load_state_dict(another, model.state_dict(), example=X)
     torch.testing.assert_close(another(X), model(X), rtol=UNITS, atol=UNITS)
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
+def test_a_grower_goes_on_after_such_a_width_was_resized(norm: type[nn.Module]) -> None:
+    model = residual(norm)
+    optimizer = optim.Adam(model.parameters())
+    grower = ng.Grower(model, optimizer, "north-random", max_width=9, buffer=64)
+    for number in range(6):
+        step(model, optimizer, randn(64, 7, 6).double())
+        grower.step()
+        if number in (1, 3):
+            before = outputs_of(model, X, False)
+            ng.resize(model, {"embed": model.embed.out_features + 5})
+            assert_outputs(model, X, {False: before}, UNITS)
+            assert optimizer.state[model.norms[0].weight]["exp_avg"].shape == (model.embed.out_features,)
+    assert grower.widths == {"up.0": 9, "up.1": 9}
+    assert model.embed.out_features == 18
+
+
+class Switched(nn.Module):
+    """Two branches, each with a norm of what they share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(6, 8), nn.Linear(5, 3)
+        self.norms = nn.ModuleList([nn.RMSNorm(8, eps=1e-2) for _ in range(2)])
+        self.branches = nn.ModuleList([nn.Linear(8, 5) for _ in range(2)])
+
+    def forward(self, x: Tensor, branch: int = 0) -> Tensor:
+        result: Tensor = self.head(self.branches[branch](self.norms[branch](self.embed(x))).tanh())
+        return result
+
+
+@pytest.mark.filterwarnings("ignore:the example does not use")
+def test_a_norm_that_is_first_called_later_follows() -> None:
+    model = Switched().double()
+    unsettle(model)
+    expected = model(X), model(X, 1)
+    grower = ng.Grower(model, optim.Adam(model.parameters()), "north-random", example=X)
+    ng.resize(model, {"embed": 12})
+    for branch in (0, 1):
+        torch.testing.assert_close(model(X, branch), expected[branch], rtol=0, atol=UNITS)
+        assert model.norms[branch].eps == pytest.approx(1e-2 * 8 / 12)
+        assert model.norms[branch].normalized_shape == (12,)
+    grower.detach()
 
 
 class Mean(nn.Module):

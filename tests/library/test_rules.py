@@ -75,7 +75,7 @@ def outside(call: ng.rules.Call, module: Outside) -> list[ng.rules.Axes]:
 
 
 @pytest.fixture
-def taught() -> Iterator[None]:
+def registered() -> Iterator[None]:
     ng.rules.operation("neurogenesis_tests::reverse")(lambda call: [call.axes(call.arguments["x"])])
     ng.rules.module(Outside)(outside)
     yield
@@ -91,7 +91,7 @@ def test_without_a_rule_what_is_not_known_cannot_grow() -> None:
         ng.Grower(model, torch.optim.SGD(model.parameters(), 0.1), example=randn(4, 6))
 
 
-@pytest.mark.usefixtures("taught")
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(("make", "names"), [(Reversing, ["a"]), (between, ["0", "2"])])
 def test_with_a_rule_every_promise_holds(make: Any, names: list[str]) -> None:
     model, x = make().double(), randn(4, 6).double()
@@ -99,15 +99,15 @@ def test_with_a_rule_every_promise_holds(make: Any, names: list[str]) -> None:
     check_all(model, x)
 
 
-@pytest.mark.usefixtures("taught")
+@pytest.mark.usefixtures("registered")
 def test_sizes_that_a_module_states_follow_its_growth() -> None:
     model = between()
     ng.grow(model, "2", 2, example=randn(4, 6))
     assert (model[2].inputs, model[2].outputs, model[4].in_features) == (7, 7, 7)
 
 
-@pytest.mark.usefixtures("taught")
-def test_a_grower_grows_a_layer_that_was_taught() -> None:
+@pytest.mark.usefixtures("registered")
+def test_a_grower_grows_a_layer_with_a_rule() -> None:
     model = between()
     optimizer = torch.optim.Adam(model.parameters())
     grower = ng.Grower(model, optimizer, "north-random", max_width=9, buffer=64)

@@ -1,4 +1,4 @@
-"""Which optimizers and average belong to a model: those of the `Grower` that is attached to it, if there is one."""
+"""Find the optimizers and the average of a model: those of the attached `Grower`, if there is one."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def leave(model: nn.Module, old: Attached) -> None:
 
 
 def optimizers_of(model: nn.Module, given: Optimizers) -> list[Optimizer]:
-    """The given optimizers or, if there are none, those that are attached to the model."""
+    """The given optimizers or, if there are none, the ones that are attached to the model."""
     present = attached_to(model)
     return as_list(given) or ([] if present is None else present.optimizers)
 
 
 def average_of(model: nn.Module, given: nn.Module | None) -> nn.Module | None:
-    """The given average or, if there is none, that which is attached to the model."""
+    """The given average or, if there is none, the one that is attached to the model."""
     present = attached_to(model)
     return given if given is not None or present is None else present.ema

@@ -20,10 +20,9 @@ def resize_late_layers(surgery: Surgery, found: Widths, unused: Container[str], 
 
     Args:
         surgery: of the model.
-        found: the model's widths at the sizes of the beginning; they have the present sizes afterwards, and remember
-            what has been resized.
+        found: the model's widths at their initial sizes; they are brought to the present ones.
         unused: parameters and buffers that were not used before.
-        resizes: what has been resized since the beginning.
+        resizes: how widths have been resized so far.
     """
     structure, generator = found.structure, torch.Generator().manual_seed(0)
     tensors = {name: own.detach() for name, own in named_tensors(surgery.model).items()}
