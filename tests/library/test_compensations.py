@@ -33,10 +33,11 @@ class Residual(nn.Module):
         self.norms = nn.ModuleList([norm(8, eps=1e-2) for _ in range(3)])
         self.up = nn.ModuleList([nn.Linear(8, 5) for _ in range(2)])
         self.down = nn.ModuleList([nn.Linear(5, 8) for _ in range(2)])
-        self.head = nn.Linear(8, 3)
+        self.mix, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x) + self.place
+        x = x + self.mix(self.norms[0](x))
         for norm, up, down in zip(self.norms, self.up, self.down, strict=False):
             x = x + down(up(norm(x)).tanh())
         result: Tensor = self.head(self.norms[-1](x))
@@ -273,11 +274,12 @@ def test_a_norm_that_is_first_called_later_follows() -> None:
     unsettle(model)
     expected = model(X), model(X, 1)
     grower = ng.Grower(model, optim.Adam(model.parameters()), "north-random", example=X)
-    ng.resize(model, {"embed": 12})
-    for branch in (0, 1):
-        torch.testing.assert_close(model(X, branch), expected[branch], rtol=0, atol=UNITS)
-        assert model.norms[branch].eps == pytest.approx(1e-2 * 8 / 12)
-        assert model.norms[branch].normalized_shape == (12,)
+    for size in (12, 15):
+        ng.resize(model, {"embed": size})
+        for branch in (0, 1):
+            torch.testing.assert_close(model(X, branch), expected[branch], rtol=0, atol=UNITS)
+            assert model.norms[branch].eps == pytest.approx(1e-2 * 8 / size)
+            assert model.norms[branch].normalized_shape == (size,)
     grower.detach()
 
 

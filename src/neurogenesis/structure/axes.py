@@ -206,8 +206,8 @@ class Structure:
             else:
                 positions = torch.isin(owners(term, atom, sizes), torch.tensor(change)).nonzero().flatten()
             result.append(kind(name, axis, size(term, sizes), positions, values, role))
-        # Where new rows and new columns cross, zeros win, usually those of consumers: they come last.
-        return sorted(result, key=lambda edit: self.compensations.overwrites(atom, edit.role))
+        # Consumers last: where new rows and new columns cross, the zero fan-out wins.
+        return sorted(result, key=lambda edit: edit.role == "consumer")
 
     def scales(self, atom: Atom, change: int, sizes: Sizes | None = None) -> list[Scale]:
         """Factors of tensors that make up for `change` more neurons of a width."""

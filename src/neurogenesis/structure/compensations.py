@@ -101,10 +101,6 @@ class Compensations:
         """Whether new positions of a tensor are means because a rule states so for activations."""
         return self.fill(atom, role, usual) == MEAN != usual
 
-    def overwrites(self, atom: Atom, role: str) -> bool:
-        """Whether new positions of a tensor overwrite others that they cross; zeros and means do."""
-        return (role == "consumer") == (atom not in self._given)
-
     @cached_property
     def _given(self) -> dict[Atom, Fill]:
         return {atom: each.fill for each in self.entries for atom in leaves(each.term)}

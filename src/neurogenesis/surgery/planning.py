@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..structure.axes import layer_of, named_tensors, unwrapped
-from ..structure.edits import Change, Edit, adjusted, edited, grouped, total_factor
+from ..structure.edits import Change, Edit, edited, grouped
 from ..structure.examples import Examples
 from ..structure.fills import FanIn
 from ..structure.finding import example_for, known_widths, widths
@@ -237,7 +237,7 @@ def plan_edits(width: Width, change: int, edits: Sequence[Edit], changes: Sequen
 
 
 def pad_for_growth(key: tuple[str, int], values: Tensor, plans: Sequence[Plan]) -> Tensor:
-    """Fit values that were computed before other widths grew: scale them, and pad them with zeros at the new neurons.
+    """Pad values that were computed before other widths grew with zeros at the new neurons of these widths.
 
     Args:
         key: the parameter, and the axis along which the values are stacked, or -1 if they cover the whole parameter.
@@ -246,7 +246,6 @@ def pad_for_growth(key: tuple[str, int], values: Tensor, plans: Sequence[Plan]) 
     """
     name, axis = key
     for plan in plans:
-        values = adjusted(values, total_factor(plan.scales, name))
         for edit in plan.edits:
             if edit.tensor == name and edit.axis != axis:
                 values = edited(values, [edit], {edit.axis: 0.0})

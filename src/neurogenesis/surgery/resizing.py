@@ -29,6 +29,8 @@ def resize(
 ) -> list[Plan]:
     """Give widths the sizes of a dict: new neurons are random and have no fan-out, and the last ones are removed.
 
+    Where a rule says what makes up for a size (see `neurogenesis.rules`), it is scaled with it.
+
     Args:
         model: the model, changed in place; its parameters remain the same objects.
         sizes: sizes by the names of `widths(model, example)`. Other widths are not changed.
