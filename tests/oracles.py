@@ -24,6 +24,12 @@ def remove(tensor: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
     return torch.stack([s for i, s in enumerate(tensor.unbind(axis)) if i not in positions], axis)
 
 
+def means(tensor: Tensor, axis: int, count: int) -> Tensor:
+    """The sum of all slices along an axis, divided by their number, as many times as asked."""
+    slices = tensor.unbind(axis)
+    return torch.stack([sum(slices[1:], slices[0]) / len(slices)] * count, axis)
+
+
 def singular_values(H: Tensor) -> Tensor:
     """Of H / sqrt(n), in double precision."""
     return torch.linalg.svdvals(double(H) / H.shape[1] ** 0.5)

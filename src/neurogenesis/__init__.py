@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from .layer import Layer
     from .strategies import Strategy
     from .structure import rules
-    from .structure.widths import Width, Widths, widths
+    from .structure.finding import widths
+    from .structure.widths import Width, Widths
     from .surgery import ages
-    from .surgery.plan import Plan, plan_shrinkage, shrink
+    from .surgery.plan import Plan
+    from .surgery.planning import plan_shrinkage, shrink
     from .surgery.resizing import resize
     from .triggers import Decision
 
@@ -72,9 +74,11 @@ _HOMES = {
     "layer": ["Layer"],
     "strategies": ["Strategy"],
     "structure": ["rules"],
-    "structure.widths": ["Width", "Widths", "widths"],
+    "structure.finding": ["widths"],
+    "structure.widths": ["Width", "Widths"],
     "surgery": ["ages"],
-    "surgery.plan": ["Plan", "plan_shrinkage", "shrink"],
+    "surgery.plan": ["Plan"],
+    "surgery.planning": ["plan_shrinkage", "shrink"],
     "surgery.resizing": ["resize"],
     "triggers": ["Decision"],
 }

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neurogenesis.structure.edits import Edit, edited
+from neurogenesis.structure.edits import Average, Edit, Scale, adjusted, edited, total_factor
 from neurogenesis.structure.fills import RANDOM, FanIn, new_values
 from tests import oracles
 
@@ -39,6 +39,50 @@ def test_two_axes_at_once_equal_one_after_the_other(data: st.DataObject, rows: i
     expected = oracles.insert(old, 0, places[0], first.values)
     expected = oracles.insert(expected, 1, places[1], torch.zeros(rows + 2, 2, 2))
     assert torch.equal(edited(old, [first, second]), expected)
+
+
+@given(data=st.data(), shape=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_averages_equal_the_oracle_and_are_removed_without_a_trace(data: st.DataObject, shape: list[int]) -> None:
+    old, copy = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    count = data.draw(st.integers(1, 3))
+    places = st.lists(st.integers(0, shape[axis] + count - 1), min_size=count, max_size=count, unique=True)
+    positions = sorted(data.draw(places))
+    values = oracles.means(old, axis, count)
+    average = Average("w", axis, shape[axis], torch.tensor(positions), values, "producer")
+    for tensor in (old, copy):  # in a copy they are the means of its own entries
+        new = edited(tensor, [average])
+        expected = oracles.insert(tensor, axis, positions, oracles.means(tensor, axis, count))
+        torch.testing.assert_close(new, expected, rtol=0, atol=1e-15)
+        assert torch.equal(edited(new, [average.removal]), tensor)
+    assert str(average).endswith("(producer, the mean of the present ones)")
+
+
+@given(factors=st.lists(st.floats(0.1, 10), min_size=1, max_size=3))
+def test_a_tensor_is_scaled_by_all_its_factors_and_back_up_to_rounding(factors: list[float]) -> None:
+    old = torch.randn(4, 3, dtype=torch.float64)
+    scales = [Scale("w", factor, "") for factor in factors] + [Scale("another", 100.0, "")]
+    back = [Scale("w", 1 / factor, "") for factor in factors]
+    new = adjusted(old, total_factor(scales, "w"))
+    expected = old.clone()
+    for factor in factors:
+        for i in range(4):
+            for j in range(3):
+                expected[i, j] = expected[i, j].item() * factor
+    torch.testing.assert_close(new, expected, rtol=1e-14, atol=0)
+    torch.testing.assert_close(adjusted(new, total_factor(back, "w")), old, rtol=1e-14, atol=0)
+
+
+def test_what_is_added_is_scaled_too_and_the_present_tensor_stays() -> None:
+    old, added = torch.randn(4, 3), torch.randn(4, 3)
+    before = old.clone()
+    torch.testing.assert_close(adjusted(old, 3.0, added), (old + added) * 3)
+    assert torch.equal(old, before)
+
+
+def test_a_tensor_of_integers_cannot_be_scaled() -> None:
+    assert Scale("w", 2.0, "").misfit(torch.ones(2)) is None
+    assert "int64" in (Scale("w", 2.0, "").misfit(torch.ones(2, dtype=torch.int64)) or "")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -24,7 +24,7 @@ from neurogenesis.candidates.rows import row_samples
 from neurogenesis.candidates.windows import ENOUGH_ROWS, Statistics, Window, after_look, record_waiting
 from neurogenesis.passes.processes import Processes
 from neurogenesis.passes.samples import FOLDS, folds, mixed
-from neurogenesis.surgery.plan import plan_neurons
+from neurogenesis.surgery.planning import plan_neurons
 from tests.cases import CASES, Case
 from tests.growing import loss_of, mlp, small_vgg
 from tests.promises import unsettle, without_chance

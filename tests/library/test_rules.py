@@ -75,7 +75,7 @@ def outside(call: ng.rules.Call, module: Outside) -> list[ng.rules.Axes]:
 
 
 @pytest.fixture
-def taught() -> Iterator[None]:
+def registered() -> Iterator[None]:
     ng.rules.operation("neurogenesis_tests::reverse")(lambda call: [call.axes(call.arguments["x"])])
     ng.rules.module(Outside)(outside)
     yield
@@ -91,7 +91,7 @@ def test_without_a_rule_what_is_not_known_cannot_grow() -> None:
         ng.Grower(model, torch.optim.SGD(model.parameters(), 0.1), example=randn(4, 6))
 
 
-@pytest.mark.usefixtures("taught")
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(("make", "names"), [(Reversing, ["a"]), (between, ["0", "2"])])
 def test_with_a_rule_every_promise_holds(make: Any, names: list[str]) -> None:
     model, x = make().double(), randn(4, 6).double()
@@ -99,15 +99,15 @@ def test_with_a_rule_every_promise_holds(make: Any, names: list[str]) -> None:
     check_all(model, x)
 
 
-@pytest.mark.usefixtures("taught")
+@pytest.mark.usefixtures("registered")
 def test_sizes_that_a_module_states_follow_its_growth() -> None:
     model = between()
     ng.grow(model, "2", 2, example=randn(4, 6))
     assert (model[2].inputs, model[2].outputs, model[4].in_features) == (7, 7, 7)
 
 
-@pytest.mark.usefixtures("taught")
-def test_a_grower_grows_a_layer_that_was_taught() -> None:
+@pytest.mark.usefixtures("registered")
+def test_a_grower_grows_a_layer_with_a_rule() -> None:
     model = between()
     optimizer = torch.optim.Adam(model.parameters())
     grower = ng.Grower(model, optimizer, "north-random", max_width=9, buffer=64)
@@ -163,3 +163,25 @@ def test_what_a_rule_is_for_is_checked() -> None:
         ng.rules.module(nn.Linear(2, 3))  # type: ignore[arg-type]
     with pytest.raises(KeyError, match="no rule is registered"):
         ng.rules.forget("mylib::scan")
+
+
+def test_a_rule_can_count_a_width_in_units_of_several_channels() -> None:
+    @ng.rules.module(nn.GroupNorm)
+    def whole_groups(call: ng.rules.Call, module: nn.GroupNorm) -> list[ng.rules.Axes]:
+        x = call.axes(call.arguments["input"])
+        groups, inner = ng.rules.fresh([module.num_groups, module.num_channels // module.num_groups])
+        call.fix(inner, "normalized across")
+        call.unify(x[1], ng.rules.product([groups, inner]))
+        for parameter, fill in ((module.weight, ng.rules.ONE), (module.bias, ng.rules.ZERO)):
+            call.unify(x[1], call.axes(parameter)[0])
+            call.role(parameter, 0, "carrier", fill)
+        call.attribute(module.weight, "num_groups", groups)
+        call.attribute(module.weight, "num_channels", x[1])
+        return [x]
+
+    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.GroupNorm(4, 12), nn.ReLU(), nn.Conv2d(12, 2, 3)).double()
+    x = randn(2, 3, 8, 8).double()
+    found = check_all(model, x)  # which leaves it grown
+    assert [width.name for width in found.growable] == ["0"]
+    assert model[1].num_channels == model[0].out_channels == 3 * model[1].num_groups == 3 * found["0"].size > 12
+    ng.rules.forget(nn.GroupNorm)

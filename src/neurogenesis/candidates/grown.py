@@ -11,6 +11,7 @@ from ..passes.routes import Route
 from ..structure.axes import Axis, named_tensors
 from ..structure.edits import Edit, edited, grouped
 from ..structure.fills import ZERO, new_values
+from ..structure.labels import AttributeValue
 from ..structure.weight_norm import lengths_of
 from ..structure.widths import Width
 
@@ -25,7 +26,7 @@ def grown_tensors(
     sources: Tensor | None = None,
     others: Mapping[Axis, Tensor] | None = None,
     alone: bool = False,
-) -> tuple[dict[str, Tensor], list[tuple[nn.Module, str, int]]]:
+) -> tuple[dict[str, Tensor], list[tuple[nn.Module, str, AttributeValue]]]:
     """Tensors and module attributes for a run with additional neurons, up to their consumer.
 
     Args:

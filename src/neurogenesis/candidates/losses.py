@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..structure.randomness import random_state_restored
 from ..structure.widths import Width
-from ..surgery.plan import plan_neurons, shrink
+from ..surgery.planning import plan_neurons, shrink
 
 
 def loss_with(

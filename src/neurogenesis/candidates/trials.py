@@ -18,11 +18,12 @@ from ..passes.records import NotFinite, Pair, check_finite
 from ..passes.replay import ModelCall, Watch, replay, replays
 from ..passes.routes import Route, select_neurons
 from ..structure.axes import Axis
+from ..structure.labels import AttributeValue
 from ..structure.widths import Width
 from .grown import grown_tensors
 from .recorded import RecordedChain
 
-Attributes = Sequence[tuple[nn.Module, str, int]]
+Attributes = Sequence[tuple[nn.Module, str, AttributeValue]]
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,8 @@ from ..passes.records import NotFinite, Shapes
 from ..passes.samples import KEPT, merged, number_of
 from ..structure.axes import Axis
 from ..structure.edits import Edit
-from ..surgery.plan import Plan, pad_for_growth
+from ..surgery.plan import Plan
+from ..surgery.planning import pad_for_growth
 from .fits import Products, unexplained
 from .folds import fold_gradients
 from .looks import Pass, Waiting, joined, sampled_rows

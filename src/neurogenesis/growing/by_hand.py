@@ -20,7 +20,8 @@ from ..structure.reasons import Kind
 from ..structure.widths import Width
 from ..surgery.attached import optimizers_of
 from ..surgery.optimizer_state import Optimizers
-from ..surgery.plan import Plan, Values, find_growable, plan_neurons
+from ..surgery.plan import Plan
+from ..surgery.planning import Values, find_growable, plan_neurons
 from ..surgery.reach import fan_ins_of
 from ..triggers import Static
 from .choosing import as_call, has_convolutions, make_layers

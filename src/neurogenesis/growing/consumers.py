@@ -15,7 +15,9 @@ from ..passes.measurements import Measurement, Point
 from ..structure.axes import Axis
 from ..structure.weight_norm import weight_of
 from ..structure.widths import Width
-from ..surgery.plan import Plan, averaged_model, plan_shrinkage
+from ..surgery.checks import averaged_model
+from ..surgery.plan import Plan
+from ..surgery.planning import plan_shrinkage
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from ..passes.training import TrainingPasses
 from ..strategies import Strategy
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.examples import Examples, examples_in
+from ..structure.finding import check_supported
 from ..structure.modes import ordinary_tensors
 from ..structure.saved_sizes import SavedSizes
-from ..structure.widths import Widths, check_supported
+from ..structure.widths import Widths
 from ..surgery.attached import attach, leave
+from ..surgery.checks import check_average
 from ..surgery.optimizer_state import Optimizers
-from ..surgery.plan import check_average
 from ..surgery.resizing import resize_to_saved
 from .accumulation import accumulating
 from .choosing import as_call, has_convolutions

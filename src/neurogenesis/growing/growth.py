@@ -13,7 +13,8 @@ from ..initializations import Neurons
 from ..layer import Layer
 from ..structure.fills import FanIn
 from ..structure.reasons import Kind
-from ..surgery.plan import Plan, Surgery, pad_for_growth, plan_neurons
+from ..surgery.plan import Plan, Surgery
+from ..surgery.planning import pad_for_growth, plan_neurons
 from ..triggers import Decision
 from .budget import rounded_up, shares
 from .dying import DeadNeurons

@@ -13,8 +13,9 @@ from ..passes.replay import ModelCall
 from ..passes.unused import UnusedLayers
 from ..structure.axes import Structure
 from ..structure.completing import Resize, more_widths
+from ..structure.finding import publish
 from ..structure.modes import ordinary_tensors
-from ..structure.widths import Widths, publish
+from ..structure.widths import Widths
 from ..surgery.late import resize_late_layers
 from .choosing import as_example
 from .trained import TrainedModel

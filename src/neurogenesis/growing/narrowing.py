@@ -13,11 +13,13 @@ from torch.optim import Optimizer
 
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.examples import Examples
+from ..structure.finding import widths
 from ..structure.modes import ordinary_tensors
-from ..structure.widths import Width, widths
+from ..structure.widths import Width
 from ..surgery.attached import optimizers_of
 from ..surgery.optimizer_state import Optimizers
-from ..surgery.plan import Surgery, plan_shrinkage
+from ..surgery.plan import Surgery
+from ..surgery.planning import plan_shrinkage
 from .choosing import FROZEN, choose_widths
 
 PART, ENOUGH = 1 / 16, 16  # part of a width that is left by default, and the neurons that are left at least

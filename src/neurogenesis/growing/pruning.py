@@ -16,8 +16,9 @@ from ..passes.quotas import Quota
 from ..passes.replay import ModelCall
 from ..structure.axes import unwrapped
 from ..structure.examples import Example
+from ..structure.finding import known_widths
 from ..structure.modes import ordinary_tensors
-from ..structure.widths import Width, Widths, known_widths
+from ..structure.widths import Width, Widths
 from ..surgery.attached import average_of
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Plan, Surgery

@@ -16,9 +16,10 @@ from ..passes.buffers import Buffer
 from ..passes.checkpointing import saving_apart
 from ..passes.replay import ModelCall
 from ..passes.untrained import Untrained
+from ..structure.finding import known_widths
 from ..structure.reasons import Kind
 from ..structure.running import internal_run
-from ..structure.widths import Width, Widths, known_widths
+from ..structure.widths import Width, Widths
 from ..structure.wrappers import wrappers_of
 from .budget import affordable
 from .choosing import FROZEN, as_example, choose_widths, has_convolutions, make_layers, set_maximum_sizes

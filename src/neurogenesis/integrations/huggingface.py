@@ -24,8 +24,8 @@ from ..files import replace_file
 from ..growing.grower import Grower
 from ..passes.replay import Hook
 from ..strategies import strategy as as_strategy
+from ..structure.finding import widths
 from ..structure.saved_sizes import SavedSizes
-from ..structure.widths import widths
 from .checkpoints import KEY, resize_model
 from .growers import growth_of, training_samples
 from .pretrained import from_pretrained, has_adapters, save_pretrained, saved_files, saved_names, update_config

@@ -16,12 +16,13 @@ from torch.optim import Optimizer
 
 from ..growing.grower import Grower
 from ..structure.axes import unwrapped
+from ..structure.finding import last_widths
 from ..structure.modes import ordinary_tensors
 from ..structure.saved_sizes import SavedSizes
 from ..structure.solving import shapes_in
-from ..structure.widths import last_widths
+from ..surgery.checks import averaged_model
 from ..surgery.optimizer_state import Optimizers, as_list
-from ..surgery.plan import Surgery, averaged_model
+from ..surgery.plan import Surgery
 from ..surgery.resizing import plan_of_shapes, resize_to_saved
 from .checkpoints import KEY, check_names, with_shared
 from .growers import growth_of, optimizers_of

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..structure.axes import named_tensors
+from ..structure.labels import AttributeValue
 from ..structure.widths import Width
 from .activations import Activations
 from .measurements import Measurement, Point
@@ -21,7 +22,7 @@ class Untrained:
     """The model before training: tensors, size attributes of modules, and points and fan-out norms of layers."""
 
     tensors: Mapping[str, Tensor]
-    attributes: Sequence[tuple[str, str, int]]
+    attributes: Sequence[tuple[str, str, AttributeValue]]
     points: Mapping[str, Point]
     fan_out_norms: Mapping[str, Tensor]
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .edits import Edit
+from .compensations import Compensations
+from .edits import Average, Edit, Scale
 from .fills import MEAN, ONE, RANDOM, FanIn, Fill, new_values
-from .labels import Attribute
-from .reasons import Kind, Reason
+from .labels import Attribute, AttributeValue
+from .reasons import Reason
 from .rules import Axes, Role
 from .terms import (
     Atom,
@@ -105,10 +106,11 @@ class Structure:
         self.by_values = False  # whether the values of tensors decide what runs, as in mixtures of experts
         self.held: dict[Atom, Reason] = {}  # widths that these may be connected to
         self.complete: set[Atom] = set()  # sizes that they cannot be connected to
-        self._model = weakref.ref(model)
+        self.model = weakref.ref(model)
         self.roles: dict[tuple[str, int], tuple[Role, Fill]] = {}
         self.both_ways: set[tuple[str, int]] = set()  # axes that are producer in one place and consumer in another
         self.attributes: list[Attribute] = []
+        self.compensations = Compensations()
         # Axes of weights under weight norm: the axis that indexes the normalized slices, and the axes within a slice.
         self.normed_along: set[tuple[str, int]] = set()
         self.normed_across: set[tuple[str, int]] = set()
@@ -129,12 +131,13 @@ class Structure:
             for axis, (term, stride) in enumerate(zip(norm.terms, norm.strides, strict=True)):
                 places = self._used_axes(norm.sources, term, stride, tensors)
                 (self.normed_along if axis == norm.axis else self.normed_across).update(places)
+        self.compensations.add(tracer.compensations)
         self.masks |= tracer.masks & self.buffers
         known = set(self.attributes)
         for attribute in tracer.attributes:
             module = tracer.modules[attribute.module]
             value = getattr(module, attribute.name, None)
-            if type(value) is int and value == size(attribute.term) and attribute not in known:
+            if type(value) in (int, tuple) and value == attribute.value() and attribute not in known:
                 known.add(attribute)
                 self.attributes.append(attribute)
 
@@ -194,16 +197,21 @@ class Structure:
         result = []
         for name, axis in self.places[atom]:
             term, role = self.axes[name][axis], self.role(name, axis)[0]
-            values = None
+            kind, values = Edit, None
             if isinstance(change, int):
                 positions = new_positions(term, atom, change, sizes).flatten().sort().values
                 fan_in = (fan_ins or {}).get(name) if role == "producer" else None
                 values = self.new_entries(atom, name, axis, change, tensors[name], generator, fan_in, sizes)
+                kind = Average if self.compensations.is_average(atom, *self.role(name, axis)) else Edit
             else:
                 positions = torch.isin(owners(term, atom, sizes), torch.tensor(change)).nonzero().flatten()
-            result.append(Edit(name, axis, size(term, sizes), positions, values, role))
+            result.append(kind(name, axis, size(term, sizes), positions, values, role))
         # Consumers last: where new rows and new columns cross, the zero fan-out wins.
         return sorted(result, key=lambda edit: edit.role == "consumer")
+
+    def scales(self, atom: Atom, change: int, sizes: Sizes | None = None) -> list[Scale]:
+        """Factors of tensors that make up for `change` more neurons of a width."""
+        return self.compensations.scales(sizes, {**(sizes or {}), atom: size(atom, sizes) + change})
 
     def new_entries(
         self,
@@ -217,51 +225,24 @@ class Structure:
         sizes: Sizes | None = None,
     ) -> Tensor:
         """Default values of `count` new neurons on one axis of a width, ordered by position."""
-        fill, positions = self.role(name, axis)[1], new_positions(self.axes[name][axis], atom, count, sizes)
-        if self._is_untrained(name, axis):
-            rows = self._rows(atom, name, axis, tensor, sizes)
+        fill, positions = self._fill(atom, name, axis), new_positions(self.axes[name][axis], atom, count, sizes)
+        if self.is_untrained(name, axis):
+            rows = self.rows(atom, name, axis, tensor, sizes)
             drawn = fill.values == "random" and rows.is_floating_point() and name not in self.masks
-            common = None if drawn and len(rows) == 1 else _common_row(rows)  # a single neuron shows no pattern
+            common = None if drawn and len(rows) == 1 else common_row(rows)  # a single neuron shows no pattern
             if common is not None:
                 order = positions.flatten().argsort().to(common.device)
                 return common.expand(count, *common.shape[1:]).flatten(0, 1)[order].movedim(0, axis)
             if name in self.masks:  # a mask must not zero out new neurons
-                fill = ONE if _is_binary(rows) else MEAN
+                fill = ONE if is_binary(rows) else MEAN
         return new_values(tensor, axis, positions.numel(), fill, generator, fan_in)
 
-    def current_reasons(self, atom: Atom) -> Iterator[Reason]:
-        """Why a width should not grow given the current state of parameters and buffers."""
-        if atom in self.held:
-            yield self.held[atom]
-        model = self._model()
-        if model is None:
-            return
-        if any(parameter.requires_grad for parameter in model.parameters()):  # else frozen for the time being
-            yield from self._frozen_parts(atom)
-        for name, axis in self.places[atom]:
-            if self._is_untrained(name, axis) and name not in self.masks:
-                rows = self._rows(atom, name, axis, self._tensor(name))
-                discrete = not (rows.is_floating_point() or rows.is_complex())
-                if (discrete or _is_binary(rows)) and _common_row(rows) is None:
-                    kind = str(rows.dtype).removeprefix("torch.")
-                    text = f"{name} ({kind}) differs between neurons, so there is no default value for new ones"
-                    yield Reason(text, Kind.DIFFERS)
+    def _fill(self, atom: Atom, name: str, axis: int) -> Fill:
+        return self.compensations.fill(atom, *self.role(name, axis))
 
-    def _frozen_parts(self, atom: Atom) -> Iterator[Reason]:
-        consumers = [name for name, axis in self.places[atom] if self.role(name, axis)[0] == "consumer"]
-        if consumers and not any(self._tensor(name).requires_grad for name in consumers):
-            names = ", ".join(dict.fromkeys(map(layer_of, consumers)))
-            text = f"its consumer {names} is frozen (requires_grad is False), so new neurons could not be trained"
-            yield Reason(text, Kind.FROZEN)
-        parameters = dict.fromkeys(name for name, _ in self.places[atom] if name not in self.buffers)
-        frozen = [name for name in parameters if not self._tensor(name).requires_grad]
-        if frozen:
-            more = f" and {len(frozen) - 2} more" if len(frozen) > 2 else ""
-            text = f"{', '.join(frozen[:2])}{more} would be resized, but is frozen (requires_grad is False)"
-            yield Reason(text, Kind.PARTLY_FROZEN)
-
-    def _tensor(self, name: str) -> Tensor:
-        model = self._model()
+    def tensor(self, name: str) -> Tensor:
+        """A parameter or buffer of the model."""
+        model = self.model()
         assert model is not None
         path, _, leaf = name.rpartition(".")
         try:
@@ -270,7 +251,7 @@ class Structure:
             raise ValueError(f"{name} no longer exists: the model has changed since its widths were found") from None
         return found
 
-    def _is_untrained(self, name: str, axis: int) -> bool:
+    def is_untrained(self, name: str, axis: int) -> bool:
         """Whether an axis holds untrained values per neuron: one of a buffer or of a frozen carrier.
 
         Weights of frozen producers and consumers do not count, nor do running statistics, which start from scratch.
@@ -280,9 +261,9 @@ class Structure:
             return False
         if name in self.buffers:
             return True
-        return role == "carrier" and self._model() is not None and not self._tensor(name).requires_grad
+        return role == "carrier" and self.model() is not None and not self.tensor(name).requires_grad
 
-    def _rows(self, atom: Atom, name: str, axis: int, tensor: Tensor, sizes: Sizes | None = None) -> Tensor:
+    def rows(self, atom: Atom, name: str, axis: int, tensor: Tensor, sizes: Sizes | None = None) -> Tensor:
         """Entries of a tensor by neuron of a width, of shape (neurons, per neuron, ...)."""
         term = self.axes[name][axis]
         if tensor.ndim <= axis or tensor.shape[axis] != size(term, sizes):
@@ -305,11 +286,13 @@ class Structure:
                 return f"the model has changed ({name} {f'has shape {actual}, not {expected}' if known else other})"
         return None
 
-    def attribute_values(self, sizes: Sizes | None = None) -> list[tuple[str, str, int]]:
-        """Module path, name and expected value of every attribute that stores a size."""
-        return [(each.module, each.name, size(each.term, sizes)) for each in self.attributes]
+    def attribute_values(self, sizes: Sizes | None = None) -> list[tuple[str, str, AttributeValue]]:
+        """Module path, name and expected value of every attribute that stores a size, or makes up for one."""
+        model, values = self.model(), list[tuple[str, str, AttributeValue]]()
+        values += [(each.module, each.name, each.value(sizes)) for each in self.attributes]
+        return values if model is None else values + self.compensations.attribute_values(model, sizes)
 
-    def attribute_changes(self, atom: Atom, change: int) -> list[tuple[str, str, int, int]]:
+    def attribute_changes(self, atom: Atom, change: int) -> list[tuple[str, str, AttributeValue, AttributeValue]]:
         """Attributes that `change` more neurons of a width alter: module path, name, old and new value."""
         pairs = zip(self.attribute_values(), self.attribute_values({atom: atom.size + change}), strict=True)
         return list(dict.fromkeys((path, name, old, new) for (path, name, old), (_, _, new) in pairs if old != new))
@@ -325,10 +308,11 @@ class Structure:
 _PRECEDENCE = {"carrier": 0, "producer": 1, "consumer": 2}
 
 
-def _common_row(rows: Tensor) -> Tensor | None:
+def common_row(rows: Tensor) -> Tensor | None:
     """The row that all neurons share, of shape (1, per neuron, ...); None if they differ."""
     return rows[:1] if bool((rows == rows[:1]).all()) else None
 
 
-def _is_binary(rows: Tensor) -> bool:
+def is_binary(rows: Tensor) -> bool:
+    """Whether all entries are 0 or 1."""
     return bool(((rows == 0) | (rows == 1)).all())

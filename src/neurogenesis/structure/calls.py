@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from .compensations import Compensation, Compensations, NewEntries
 from .examples import tensors_in
-from .fills import Fill
+from .fills import MEAN, ZERO, Fill
 from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
 from .reasons import Kind, Reason
 from .rules import Axes, Role
@@ -17,13 +18,14 @@ from .terms import Conflict, Term, fix, unify
 
 
 class Trace(Protocol):
-    """What is known while a model is traced, and noted of it."""
+    """The state of a trace, which calls read and add to."""
 
     strict: bool
     tensors: dict[str, Tensor]
     roles: list[RoleRecord]
     norms: list[NormRecord]
     attributes: list[Attribute]
+    compensations: Compensations
 
     @property
     def frames(self) -> Sequence[Frame]: ...
@@ -103,10 +105,31 @@ class OperationCall:
         sources, path = self._trace.label(tensor).sources, self._trace.frames[-1].path
         return any(source.rpartition(".")[0] == path for source in sources)
 
-    def attribute(self, weight: Tensor, name: str, term: Term) -> None:
+    def attribute(self, weight: Tensor, name: str, term: Term | tuple[Term, ...]) -> None:
         owners = {source.rpartition(".")[0] for source in self._trace.label(weight).sources}
         paths = owners | {self._trace.frames[-1].path}
         self._trace.attributes.extend(Attribute(path, name, term) for path in sorted(paths))
+
+    def compensate(self, what: Tensor | str, term: Term, power: float) -> None:
+        scaled = self._trace.compensations.scaled
+        if isinstance(what, str):
+            frame = self._trace.frames[-1]
+            if type(getattr(frame.module, what, None)) in (int, float):
+                scaled.append(Compensation(frame.path, what, term, power, self.where))
+            else:
+                self.fix(term, f"made up for by {what}, which is no number,")
+            return
+        label = self._trace.label(what)
+        if len(label.sources) == 1 and (label.weight or self._is_view(what, label)):
+            (name,) = label.sources
+            scaled.append(Compensation(name, None, term, power, self.where))
+        else:
+            self.fix(term, "made up for by a tensor that is computed")
+
+    def new_entries(self, term: Term, fill: Fill) -> None:
+        if fill not in (ZERO, MEAN):
+            raise ValueError(f"new entries of activations can be ZERO or MEAN, not {fill}")
+        self._trace.compensations.entries.append(NewEntries(term, fill, self.where))
 
 
 class ModuleCall(OperationCall):

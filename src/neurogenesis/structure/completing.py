@@ -1,7 +1,7 @@
 """Find more widths of a model when a layer runs that no example used, also if widths have been resized since.
 
-Such a layer still has the sizes of the beginning. So the model is traced with these: at the sizes of the beginning, all
-its parts fit each other. What has been resized since then tells how the layer must be resized.
+Such a layer still has its initial size, so the model is traced at initial sizes, at which all layers fit each other.
+Then the layer must be resized in the same way as the widths that it turns out to share.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from .axes import Structure, named_tensors
 from .examples import Example
+from .finding import find_widths
 from .limits import hold_unused
 from .reasons import Kind
 from .terms import Atom, Product, Term, concatenation, product, resolve, size
-from .widths import Widths, find_widths
+from .widths import Widths
 
 Resize = tuple[Atom, int | list[int]]  # neurons added at the end of a width, or the indices of those removed
 _FOUND_AGAIN = (Kind.NOT_PRODUCED, Kind.NOT_CONSUMED, Kind.ONLY_BUFFERS)  # reasons that more layers may remove
@@ -27,11 +29,11 @@ _FOUND_AGAIN = (Kind.NOT_PRODUCED, Kind.NOT_CONSUMED, Kind.ONLY_BUFFERS)  # reas
 def more_widths(
     model: nn.Module, known: Structure, example: Example, tie: Sequence[str | Sequence[str]]
 ) -> tuple[Widths, list[Resize]]:
-    """The widths at the sizes of the beginning, and what has been resized since, in terms of these widths.
+    """The widths at their initial sizes, and how these widths have been resized since.
 
     Args:
         model: the model.
-        known: the structure that the earlier examples have shown.
+        known: the structure found with earlier examples.
         example: an input that may use other layers.
         tie: groups of widths that grow together, as in `widths`.
 
@@ -50,7 +52,7 @@ def more_widths(
 
 
 def initial_sizes(structure: Structure) -> dict[Atom, int]:
-    """The sizes of the widths that have been resized before they were."""
+    """The sizes, before that, of the widths that have been resized."""
     sizes: dict[Atom, int] = {}
     for atom, change in structure.resizes:
         sizes[atom] = sizes.get(atom, atom.size) - (change if isinstance(change, int) else -len(change))
@@ -81,7 +83,7 @@ def _attributes(model: nn.Module, structure: Structure, sizes: Mapping[Atom, int
 
 
 def _copied(known: Structure, model: nn.Module, sizes: Mapping[Atom, int]) -> tuple[Structure, dict[Atom, Atom]]:
-    """A copy of a structure at other sizes, which can be extended, and its atoms by those of the structure."""
+    """A copy of a structure at other sizes, to be extended, and its atoms by those of the structure."""
     atoms: dict[Atom, Atom] = {}
     axes = {
         name: [Atom(size(term)) if name in known.unused else _copied_term(term, sizes, atoms) for term in terms]
@@ -92,7 +94,12 @@ def _copied(known: Structure, model: nn.Module, sizes: Mapping[Atom, int]) -> tu
     copy.masks, copy.both_ways = set(known.masks), set(known.both_ways)
     copy.normed_along, copy.normed_across = set(known.normed_along), set(known.normed_across)
     copy.roles = {place: role for place, role in known.roles.items() if place[0] not in known.unused}
-    copy.attributes = [replace(each, term=_copied_term(each.term, sizes, atoms)) for each in known.attributes]
+    copied = partial(_copied_term, sizes=sizes, atoms=atoms)
+    copy.attributes = [
+        replace(each, term=tuple(map(copied, each.term)) if isinstance(each.term, tuple) else copied(each.term))
+        for each in known.attributes
+    ]
+    copy.compensations = known.compensations.copied(copied)
     return copy, atoms
 
 
@@ -109,7 +116,7 @@ def _copied_term(term: Term, sizes: Mapping[Atom, int], atoms: dict[Atom, Atom])
 
 
 def _translated(resizes: Sequence[Resize], atoms: Mapping[Atom, Atom]) -> list[Resize]:
-    """What has been resized, in terms of the atoms of a copy, some of which may have been unified since."""
+    """The same resizes for the atoms of a copy, some of which may have been unified since."""
     changes: dict[Atom, list[int | list[int]]] = {}
     for atom, change in resizes:
         changes.setdefault(atom, []).append(change)

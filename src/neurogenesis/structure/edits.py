@@ -1,14 +1,40 @@
-"""Edits of single tensors: positions to insert or remove along an axis, and the values of inserted ones."""
+"""Edits of single tensors, which plans consist of.
+
+| edit | of the parameter | of its gradient | of optimizer state | when the width shrinks again |
+|---|---|---|---|---|
+| `Edit` | entries are inserted | zeros are inserted | fresh state is inserted, of age 0 | the entries are removed |
+| `Average` | means of the present entries are inserted | as above | as above | the entries are removed |
+| `Scale` | times f | divided by f | as if gradients had been divided by f | times 1 / f |
+| `Change` | a tensor is added | stays | stays | stays |
+
+`str` of an edit is its line in a printed plan. `misfit` says why a tensor does not fit it, and is asked for all edits
+before any is made. An averaged copy of the model gets the same edits, with means of its own entries. `edited` and
+`adjusted` make new tensors, so that an edit is undone, with every bit, by putting the old ones back. Shrinking again is
+a plan of its own, which restores scaled entries up to rounding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from itertools import product as combinations
+from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+class TensorEdit(Protocol):
+    """What a plan does to one parameter or buffer."""
+
+    @property
+    def tensor(self) -> str:
+        """The name of the parameter or buffer."""
+
+    def misfit(self, tensor: Tensor) -> str | None:
+        """Why the edit cannot be applied to a tensor; None if it can."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +62,65 @@ class Edit:
         """Whether the edit appends to the axis."""
         return self.values is not None and int(self.positions[0]) == self.length
 
+    @property
+    def removal(self) -> Edit:
+        """The edit that removes what this one inserts."""
+        return Edit(self.tensor, self.axis, self.length + self.change, self.positions, None, self.role)
+
+    def __str__(self) -> str:
+        sign = "+" if self.change > 0 else "-"
+        return f"{self.tensor}  axis {self.axis}  {sign}{abs(self.change)} at {_ranges(self.positions)}  ({self._kind})"
+
+    @property
+    def _kind(self) -> str:
+        return self.role
+
+    def misfit(self, tensor: Tensor) -> str | None:
+        shape = tuple(tensor.shape)
+        if tensor.ndim <= self.axis or shape[self.axis] != self.length:
+            return f"of shape {shape} should have {self.length} on axis {self.axis}"
+        if self.values is not None:
+            expected = list(self.values.shape)
+            expected[self.axis] = self.length
+            if list(shape) != expected:
+                return f"has shape {shape}, which new values do not fit"
+        return None
+
+    def new_entries(self, present: Tensor) -> Tensor | None:
+        """The new entries of a tensor, given the present ones."""
+        return self.values
+
+
+@dataclass(frozen=True)
+class Average(Edit):
+    """New entries that are the mean of the present ones: in a copy of the model, of those that are present there."""
+
+    @property
+    def _kind(self) -> str:
+        return f"{self.role}, the mean of the present ones"
+
+    def new_entries(self, present: Tensor) -> Tensor:
+        assert self.values is not None
+        rows = present.detach().to(torch.promote_types(present.dtype, torch.float32))
+        return rows.mean(self.axis, keepdim=True).to(present.dtype).expand(self.values.shape)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A factor for the present entries of a parameter or buffer; `reason` says what it makes up for."""
+
+    tensor: str
+    factor: float
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.tensor}  times {self.factor:.6g}  ({self.reason})"
+
+    def misfit(self, tensor: Tensor) -> str | None:
+        if tensor.is_floating_point() or tensor.is_complex():
+            return None
+        return f"holds integers ({str(tensor.dtype).removeprefix('torch.')}), which cannot be scaled"
+
 
 @dataclass(frozen=True)
 class Change:
@@ -51,6 +136,14 @@ class Change:
         """Positions along the axis where `added` is nonzero."""
         rows = self.added.movedim(self.axis, 0)
         return rows.reshape(len(rows), -1).any(1).nonzero().flatten()
+
+    def __str__(self) -> str:
+        return f"{self.tensor}  axis {self.axis}  changed at {_ranges(self.positions)}  ({self.role})"
+
+    def misfit(self, tensor: Tensor) -> str | None:
+        if self.added.shape == tensor.shape:
+            return None
+        return f"has shape {tuple(tensor.shape)}, which its changes do not fit"
 
 
 def grouped(edits: Sequence[Edit]) -> dict[str, list[Edit]]:
@@ -77,7 +170,7 @@ def edited(old: Tensor, edits: Sequence[Edit], fills: Mapping[int, Tensor | floa
     """
     if len(edits) == 1 and edits[0].at_end and old.is_contiguous():  # fast path for the common case
         (edit,) = edits
-        fill = edit.values if fills is None else fills[edit.axis]
+        fill = edit.new_entries(old) if fills is None else fills[edit.axis]
         assert fill is not None
         if not isinstance(fill, Tensor):
             fill = old.new_full([edit.change if d == edit.axis else n for d, n in enumerate(old.shape)], fill)
@@ -93,9 +186,21 @@ def edited(old: Tensor, edits: Sequence[Edit], fills: Mapping[int, Tensor | floa
         target.copy_(source)
     for edit in edits:
         if edit.values is not None:
-            fill = edit.values if fills is None else fills[edit.axis]
+            fill = edit.new_entries(old) if fills is None else fills[edit.axis]
+            assert fill is not None
             _insert(new, edit, fill, [other for other in edits if other is not edit and other.axis != edit.axis])
     return new
+
+
+def adjusted(present: Tensor, factor: float = 1.0, added: Tensor | None = None) -> Tensor:
+    """Entries p of a tensor after other edits than of axes: (p + added) * factor."""
+    present = present if added is None else present + added.to(present)
+    return present if factor == 1 else present * factor
+
+
+def total_factor(scales: Iterable[Scale], tensor: str) -> float:
+    """The factor by which scales multiply a tensor."""
+    return prod(each.factor for each in scales if each.tensor == tensor)
 
 
 def _empty_like(old: Tensor, shape: Sequence[int]) -> Tensor:
@@ -135,3 +240,12 @@ def _runs(old: Tensor, new: Tensor) -> Iterator[tuple[int, int, int]]:
     for start, stop in pairwise(bounds):
         if stop > start:
             yield int(old[start]), int(new[start]), stop - start
+
+
+def _ranges(positions: Tensor) -> str:
+    """Format positions as ranges: 8-9, 24-25."""
+    numbers = positions.tolist()
+    starts = [n for i, n in enumerate(numbers) if i == 0 or numbers[i - 1] != n - 1]
+    stops = [n for i, n in enumerate(numbers) if i == len(numbers) - 1 or numbers[i + 1] != n + 1]
+    pieces = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, stops, strict=True)]
+    return ", ".join(pieces[:3]) + (f" and {len(pieces) - 3} more ranges" if len(pieces) > 3 else "")

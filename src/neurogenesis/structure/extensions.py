@@ -1,6 +1,6 @@
-"""Where other libraries keep sizes of their own: sizes that they fix, and records of theirs that follow a resize.
+"""Extensions for the layers of other libraries, which fix sizes or store them where operations do not show it.
 
-An extension knows the layers of one library. The module that registers it is imported when a model has such layers.
+The module that registers an extension is imported when a model has layers of its library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Operation(Protocol):
 
 
 class Extension(Protocol):
-    """What the library must know of another library's layers."""
+    """Knows the layers of another library."""
 
     def limit(self, model: nn.Module, structure: Structure) -> None:
         """Fix sizes that operations would allow to change, and add to `structure.complete`; called to find widths."""
@@ -39,7 +39,7 @@ class Extension(Protocol):
 
 
 def register(extension: Extension) -> None:
-    """Consult an extension from now on."""
+    """Use an extension from now on."""
     _REGISTERED.append(extension)
 
 

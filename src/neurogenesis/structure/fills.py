@@ -17,15 +17,19 @@ class Fill:
         values: a constant, the mean of the existing entries, or Xavier-uniform vectors scaled to their mean norm.
         zero_at: index in each random vector that is set to zero, for a padding token.
         statistic: whether the tensor holds running statistics, which new neurons start from scratch.
+        shift: whether the tensor is added to activations.
     """
 
     values: Literal["zero", "one", "mean", "random"]
     zero_at: int | None = None
     statistic: bool = False
+    shift: bool = False
 
 
 ZERO = Fill("zero")
 """Zeros, as for the columns of a consumer."""
+SHIFT = Fill("zero", shift=True)
+"""Zeros, as for a tensor that is added to activations."""
 ONE = Fill("one")
 """Ones, as for the scale of a norm."""
 MEAN = Fill("mean")

@@ -1,4 +1,4 @@
-"""What tracing notes about tensors: the axes of each, and the roles of those of parameters."""
+"""What tracing records: the axes of tensors, the roles of axes of parameters, norms and attributes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import nn
 
 from .fills import Fill
 from .rules import Axes, Role
-from .terms import Atom, Term, leaves
+from .terms import Atom, Sizes, Term, leaves, size
+
+AttributeValue = float | tuple[int, ...]  # of an attribute that depends on sizes
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,20 @@ class NormRecord:
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute of a module that stores the size of an axis."""
+    """An attribute of a module that stores the size of an axis, or a tuple of the sizes of several."""
 
     module: str
     name: str
-    term: Term
+    term: Term | tuple[Term, ...]
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return self.term if isinstance(self.term, tuple) else (self.term,)
+
+    def value(self, sizes: Sizes | None = None) -> int | tuple[int, ...]:
+        """What it stores, at other sizes if they are given."""
+        lengths = tuple(size(term, sizes) for term in self.terms)
+        return lengths if isinstance(self.term, tuple) else lengths[0]
 
 
 def rigid(terms: Iterable[Term]) -> list[Atom]:

@@ -1,16 +1,16 @@
-"""Limits on growth that operations do not show: module types, parametrizations, shared memory, roles and ties."""
+"""Limits on growth that operations do not show: kinds of modules, parametrizations, shared memory, roles, ties."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm
 
-from .axes import Structure, layer_of
+from .axes import Structure, common_row, is_binary, layer_of
 from .fills import ZERO, Fill
 from .memory import shared_memory, shared_memory_error
 from .reasons import Kind, Reason
@@ -87,6 +87,7 @@ def tie_widths(structure: Structure, patterns: list[str]) -> None:
 
 def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
     """Fix widths that lack a producer or a trained consumer, are normalized across, or occur twice in a product."""
+    structure.compensations.fix_contradictions()
     roles: dict[Atom, set[tuple[Role, Fill]]] = {}
     trained: Counter[Atom] = Counter()
     tied: dict[Atom, str] = {}
@@ -164,3 +165,39 @@ def growable_atoms(structure: Structure) -> list[Atom]:
     """All atoms without a reason not to grow."""
     atoms = (atom for axes in structure.axes.values() for term in axes for atom in leaves(term))
     return [atom for atom in dict.fromkeys(atoms) if not atom.fixed]
+
+
+def current_reasons(structure: Structure, atom: Atom) -> Iterator[Reason]:
+    """Why a width should not grow given the current state of parameters and buffers."""
+    if atom in structure.held:
+        yield structure.held[atom]
+    if (by_hand := structure.compensations.why_by_hand(atom)) is not None:
+        yield by_hand
+    model = structure.model()
+    if model is None:
+        return
+    if any(parameter.requires_grad for parameter in model.parameters()):  # else frozen for the time being
+        yield from _frozen(structure, atom)
+    for name, axis in structure.places[atom]:
+        if structure.is_untrained(name, axis) and name not in structure.masks:
+            rows = structure.rows(atom, name, axis, structure.tensor(name))
+            discrete = not (rows.is_floating_point() or rows.is_complex())
+            if (discrete or is_binary(rows)) and common_row(rows) is None:
+                kind = str(rows.dtype).removeprefix("torch.")
+                text = f"{name} ({kind}) differs between neurons, so there is no default value for new ones"
+                yield Reason(text, Kind.DIFFERS)
+
+
+def _frozen(structure: Structure, atom: Atom) -> Iterator[Reason]:
+    places = structure.places[atom]
+    consumers = [name for name, axis in places if structure.role(name, axis)[0] == "consumer"]
+    if consumers and not any(structure.tensor(name).requires_grad for name in consumers):
+        names = ", ".join(dict.fromkeys(map(layer_of, consumers)))
+        text = f"its consumer {names} is frozen (requires_grad is False), so new neurons could not be trained"
+        yield Reason(text, Kind.FROZEN)
+    parameters = dict.fromkeys(name for name, _ in places if name not in structure.buffers)
+    frozen = [name for name in parameters if not structure.tensor(name).requires_grad]
+    if frozen:
+        more = f" and {len(frozen) - 2} more" if len(frozen) > 2 else ""
+        text = f"{', '.join(frozen[:2])}{more} would be resized, but is frozen (requires_grad is False)"
+        yield Reason(text, Kind.PARTLY_FROZEN)

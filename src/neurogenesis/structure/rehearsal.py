@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .axes import Structure
-from .edits import edited, grouped
+from .edits import adjusted, edited, grouped
 from .examples import Example, tensors_in
 from .limits import growable_atoms
 from .reasons import Kind, Reason
@@ -91,6 +91,8 @@ def _attempt_runs(
     sizes: dict[Atom, int] = {}
     for atom, amount in _choose_amounts(structure, grown).items():
         edits = structure.edits(atom, amount, current, generator, sizes=sizes)
+        for each in structure.scales(atom, amount, sizes):
+            current[each.tensor] = adjusted(current[each.tensor], each.factor)
         for name, own in grouped(edits).items():
             current[name] = edited(current[name], own)
         sizes[atom] = atom.size + amount

@@ -1,4 +1,4 @@
-"""Run a model without a trace of it: no hook notes the run, and attributes and random states are restored."""
+"""Run a model without side effects: hooks ignore the run, and attributes and random states are restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTERNAL_RUNS: set[nn.Module] = set()
 
 @contextmanager
 def internal_run(model: nn.Module) -> Iterator[None]:
-    """Mark runs of a model by the library, not its user: hooks that record activations ignore them."""
+    """Mark runs of a model as internal: hooks that record activations ignore them."""
     outermost = model not in _INTERNAL_RUNS
     _INTERNAL_RUNS.add(model)
     try:
@@ -80,7 +80,7 @@ _CONSTANT_CALLS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def constant_calls(module: nn.Module) -> int:
-    """How many calls of a module precede, in a pass of its model, the first that depends on the model's input.
+    """The number of calls of a module, in a pass of its model, before the first that depends on the model's input.
 
     0 if none depends on it. An example is a layer that computes a norm of its own weights before it is used.
     """

@@ -14,9 +14,10 @@ from typing import Any
 from torch import nn
 
 from ..files import replace_file
+from .finding import last_widths
+from .labels import AttributeValue
 from .solving import shapes_in, sizes_from_shapes
-from .terms import leaves, size
-from .widths import last_widths
+from .terms import leaves
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,12 @@ class SavedSizes:
     Args:
         widths: sizes by name.
         axes: for each tensor, the axes whose lengths depend on widths that can be resized.
-        attributes: path of a module, name and value of each attribute that stores such a length.
+        attributes: path of a module, name and value of each attribute that depends on such a length.
     """
 
     widths: dict[str, int] = field(default_factory=dict)
     axes: dict[str, list[int]] = field(default_factory=dict)
-    attributes: list[tuple[str, str, int]] = field(default_factory=list)
+    attributes: list[tuple[str, str, AttributeValue]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.widths)
@@ -51,8 +52,10 @@ class SavedSizes:
             for name, terms in structure.axes.items()
             if (own := [axis for axis, term in enumerate(terms) if not free.isdisjoint(leaves(term))])
         }
-        attributes = [each for each in structure.attributes if not free.isdisjoint(leaves(each.term))]
-        values = dict.fromkeys((each.module, each.name, size(each.term, atoms)) for each in attributes)
+        terms = [(each.module, each.name, term) for each in structure.attributes for term in each.terms]
+        terms += [(each.path, each.attribute, each.term) for each in structure.compensations.scaled if each.attribute]
+        dependent = {(path, name) for path, name, term in terms if not free.isdisjoint(leaves(term))}
+        values = dict.fromkeys(each for each in structure.attribute_values(atoms) if each[:2] in dependent)
         return SavedSizes({**found.sizes, **others}, axes, list(values))
 
     def state(self) -> dict[str, Any]:
@@ -65,7 +68,7 @@ class SavedSizes:
         try:
             widths = {str(name): int(number) for name, number in state["widths"].items()}
             axes = {str(name): [int(axis) for axis in own] for name, own in state["axes"].items()}
-            attributes = [(str(path), str(name), int(value)) for path, name, value in state["attributes"]]
+            attributes = [(str(path), str(name), _as_value(value)) for path, name, value in state["attributes"]]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ValueError(f"the sizes of widths cannot be read: {error!r}") from None
         return SavedSizes(widths, axes, attributes)
@@ -111,3 +114,10 @@ class SavedSizes:
         """These sizes and those of another submodule of the same model."""
         attributes = list(dict.fromkeys([*self.attributes, *other.attributes]))
         return SavedSizes({**self.widths, **other.widths}, {**self.axes, **other.axes}, attributes)
+
+
+def _as_value(saved: Any) -> AttributeValue:
+    """The value of an attribute; JSON has lists for tuples."""
+    if isinstance(saved, (list, tuple)):
+        return tuple(map(int, saved))
+    return saved if isinstance(saved, float) else int(saved)

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,12 +28,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .calls import ModuleCall, OperationCall
+from .compensations import Compensations
+from .derived import derived
 from .examples import Example, call_model, copied_example, tensors_in
 from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
 from .reasons import Kind, Reason
 from .rules import Axes, RuleError, unknown
 from .rules.base import checked, rule_for
-from .rules.taught import is_taught, module_rule
+from .rules.registered import is_registered, module_rule
 from .running import internal_run, note_constant_calls, preserved
 from .terms import Atom, Conflict, fix, size
 
@@ -79,6 +82,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.roles: list[RoleRecord] = []
         self.norms: list[NormRecord] = []
         self.attributes: list[Attribute] = []
+        self.compensations = Compensations()
         self.masks: set[str] = set()  # tensors that weights are multiplied by elementwise
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
         self._constant_calls: Counter[nn.Module] = Counter()
@@ -197,22 +201,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for atom in conflict.atoms:
                 fix(atom, call.mismatch)
             outputs = unknown(call)
-        static = all(label.static for label in labels)
         if call.name == "aten.mul" and any(label.weight for label in labels):
             self.masks.update(*(label.sources for label in labels if label.static and not label.weight))
-        sources = frozenset[str]().union(*(label.sources for label in labels)) if static else frozenset[str]()
-        weight = call.keeps_values and all(label.weight for label in labels)
-        zero_lost_in = next((label.zero_lost_in for label in labels if label.zero_lost_in), None)
-        if call.name not in _ZERO_PRESERVING and not call.keeps_values:
-            zero_lost_in = zero_lost_in or call.name
+        found = derived(call, labels)
         for tensor, axes in zip(call.outputs, outputs, strict=True):
             if id(tensor) not in self.own:  # parameters and buffers keep their labels when changed in place
-                self.labels[tensor] = Label(axes, static, sources, _zero_sources(call, labels), weight, zero_lost_in)
+                self.labels[tensor] = replace(found, axes=axes)
 
 
 def _apply_rule(rule: Callable[..., list[Axes]], call: OperationCall, *own: nn.Module) -> list[Axes]:
     """Apply a rule; raise `RuleError` if a rule registered by the user fails or returns wrong sizes."""
-    if not is_taught(rule):
+    if not is_registered(rule):
         return rule(call)
     try:
         outputs = rule(call, *own)
@@ -227,17 +226,6 @@ def _apply_rule(rule: Callable[..., list[Axes]], call: OperationCall, *own: nn.M
     return outputs
 
 
-# Operations that map zeros to zeros with a nonzero gradient; for products, one zero factor is enough.
-_ZERO_PRESERVING = {
-    f"aten.{name}"
-    for name in (
-        "_to_copy _unsafe_view _weight_norm_interface add addmm atan baddbmm bmm cat clone constant_pad_nd "
-        "convolution copy detach div dot flip gather index index_select masked_fill mean mm mul mv neg repeat roll "
-        "rsub sin stack sub sum tanh where"
-    ).split()
-}
-
-
 # Operations by which the values of tensors reach Python, or decide on sizes.
 _BY_VALUES = {f"aten.{name}" for name in "_local_scalar_dense _unique2 bincount equal masked_select nonzero".split()}
 
@@ -246,15 +234,6 @@ def _has_mask(call: OperationCall) -> bool:
     """Whether an operation picks entries by a mask."""
     indices = call.arguments.get("indices") if call.name in ("aten.index", "aten.index_put") else None
     return any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices or ())
-
-
-def _zero_sources(call: OperationCall, labels: list[Label]) -> frozenset[str]:
-    """The sources that must be zero for the result to be zero."""
-    candidates = [(label, tensor) for label, tensor in zip(labels, call.tensors(), strict=True) if label.sources]
-    if call.name == "aten.mul" and candidates:
-        # One zero factor is enough; if both were zero, neither would get a gradient.
-        return max(candidates, key=lambda pair: (pair[0].weight, pair[1].ndim))[0].zeros
-    return frozenset[str]().union(*(label.zeros for label, _ in candidates))
 
 
 def _remove_randomness(call: OperationCall) -> None:

@@ -30,11 +30,14 @@ def resize_late_layers(surgery: Surgery, found: Widths, unused: Container[str], 
         after = atom.size + (change if isinstance(change, int) else -len(change))
         attributes = structure.attribute_changes(atom, after - atom.size)
         late = [edit for edit in structure.edits(atom, change, tensors, generator) if edit.tensor in unused]
+        scales = [each for each in structure.scales(atom, after - atom.size) if each.tensor in unused]
         for name, edits in grouped(late).items():
             path = name.rpartition(".")[0]
             own = tuple(each for each in attributes if each[0] == path)
+            scaled = tuple(each for each in scales if each.tensor.rpartition(".")[0] == path)
             attributes = [each for each in attributes if each[0] != path]  # once, with the first of its tensors
-            surgery.apply(Plan(name, atom.size, after, tuple(edits), own))
+            scales = [each for each in scales if each not in scaled]
+            surgery.apply(Plan(name, atom.size, after, tuple(edits), own, scales=scaled))
         tensors.update({name: named_tensors(surgery.model)[name].detach() for name in grouped(late)})
         atom.size = after
     structure.resizes = list(resizes)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..structure.edits import Edit, edited
+from ..structure.edits import Edit, adjusted, edited
+from ..structure.labels import AttributeValue
 from .ages.births import BirthEdit
 from .optimizer_state import StateEdit
 
@@ -16,7 +17,7 @@ from .optimizer_state import StateEdit
 class SetAttribute:
     """Set an attribute of a module."""
 
-    def __init__(self, module: nn.Module, name: str, before: int, after: int):
+    def __init__(self, module: nn.Module, name: str, before: AttributeValue, after: AttributeValue):
         self.module, self.name, self.before, self.after = module, name, before, after
 
     def apply(self) -> None:
@@ -29,10 +30,11 @@ class SetAttribute:
         pass
 
 
-class ResizeTensor:
-    """Resize a parameter or buffer in place, with its gradient and its optimizer state.
+class EditTensor:
+    """Edit a parameter or buffer in place, with its gradient and its optimizer state.
 
-    `added` is added to the existing entries. The old contents are kept unchanged for `revert`.
+    Entries are adjusted by `factor` and `added` first, then inserted or removed. The old contents are kept for
+    `revert`.
     """
 
     def __init__(
@@ -40,19 +42,19 @@ class ResizeTensor:
         tensor: Tensor,
         edits: Sequence[Edit],
         states: Sequence[StateEdit | BirthEdit],
+        factor: float = 1.0,
         added: Tensor | None = None,
     ):
-        self.tensor, self.edits, self.states, self.added = tensor, edits, states, added
+        self.tensor, self.edits, self.states, self.factor, self.added = tensor, edits, states, factor, added
         self.swapped_out: Tensor | None = None  # the old contents while the edit is applied
         self.reverters: list[Callable[[], None]] = []
 
     def apply(self) -> None:
-        present = self.tensor.detach()
-        new = edited(present if self.added is None else present + self.added.to(present), self.edits)
+        new = edited(adjusted(self.tensor.detach(), self.factor, self.added), self.edits)
         if isinstance(self.tensor, nn.Parameter):
             new = nn.Parameter(new, requires_grad=self.tensor.requires_grad)
             if self.tensor.grad is not None:
-                new.grad = resized_gradient(self.tensor.grad, self.edits)
+                new.grad = edited_gradient(self.tensor.grad, self.edits, self.factor)
         _swap(self.tensor, new)
         self.swapped_out = new
         try:
@@ -77,12 +79,12 @@ class ResizeTensor:
         """Redirect gradients of an earlier forward pass to the resized parameter."""
         assert self.swapped_out is not None
         if _held_elsewhere(self.swapped_out) and self.swapped_out.requires_grad:
-            parameter, edits = self.tensor, self.edits
+            parameter, edits, factor = self.tensor, self.edits, self.factor
             self.swapped_out.grad = None  # the parameter has it already, resized: only new gradients are passed on
 
             def forward_gradient(old: Tensor) -> None:
                 assert old.grad is not None
-                gradient = resized_gradient(old.grad, edits)
+                gradient = edited_gradient(old.grad, edits, factor)
                 if gradient.shape != parameter.shape:
                     raise RuntimeError(
                         "a parameter was resized twice between a forward pass and its backward pass: call backward() "
@@ -94,9 +96,9 @@ class ResizeTensor:
             self.swapped_out.register_post_accumulate_grad_hook(forward_gradient)  # type: ignore[no-untyped-call]
 
 
-def resized_gradient(gradient: Tensor, edits: Sequence[Edit]) -> Tensor:
-    """Resize a gradient, with zeros for new entries."""
-    return edited(gradient, edits, {edit.axis: 0.0 for edit in edits})
+def edited_gradient(gradient: Tensor, edits: Sequence[Edit], factor: float) -> Tensor:
+    """The gradient of an edited parameter: with zeros for new entries, and divided by the factor of the others."""
+    return edited(adjusted(gradient, 1 / factor), edits, {edit.axis: 0.0 for edit in edits})
 
 
 def _held_elsewhere(tensor: Tensor) -> bool:
@@ -108,7 +110,7 @@ def _held_elsewhere(tensor: Tensor) -> bool:
 def _swap(tensor: Tensor, other: Tensor) -> None:
     """Swap the contents of two tensors; their identities, attributes and hooks stay."""
     if _held_elsewhere(tensor) or _held_elsewhere(other) or weakref.getweakrefs(tensor):
-        # swap_tensors would raise an error, or break the backward pass; `ResizeTensor.commit` makes that pass work.
+        # swap_tensors would raise an error, or break the backward pass; `EditTensor.commit` makes that pass work.
         # Weak references, such as those that compiling and exporting leave, stay valid: the tensor keeps its identity.
         torch._C._swap_tensor_impl(tensor, other)
     else:

@@ -1,16 +1,20 @@
-"""Resize optimizer state together with its parameters."""
+"""Resize and scale optimizer state together with its parameters.
+
+If the entries of a parameter are multiplied by f and the model's outputs stay, gradients are divided by f from now on.
+State of past gradients is made to fit: it becomes what it would be if they had been divided by f, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import ASGD, LBFGS, Adagrad, Optimizer, Rprop
+from torch.optim import ASGD, LBFGS, Adagrad, Optimizer, RMSprop, Rprop
 
-from ..structure.edits import Edit, edited
+from ..structure.edits import Edit, adjusted, edited
 from .ages import needs_births
 from .ages.births import KEY, BirthEdit
 from .ages.corrections import step_count
@@ -20,24 +24,25 @@ Optimizers = Optimizer | Iterable[Optimizer] | None
 
 @dataclass(frozen=True)
 class StateEdit:
-    """Resizes one state tensor of a parameter; `fills` holds its new entries by axis."""
+    """Edits one state tensor of a parameter: its entries times `factor`, and new ones, `fills` by axis."""
 
     state: dict[str, Any]
     key: str
     edits: Sequence[Edit]
     fills: dict[int, Tensor | float]
+    factor: float
 
     def apply(self) -> None:
-        self._set(edited(self.state[self.key], self.edits, self.fills))
+        self._set(edited(adjusted(self.state[self.key], self.factor), self.edits, self.fills))
 
     def _set(self, value: Tensor) -> None:
         self.state[self.key] = value
 
     def reverter(self) -> Callable[[], None]:
-        """Return a function that reverts the edit; it keeps the old tensor only if entries are removed."""
-        if any(edit.values is None for edit in self.edits):
+        """Return a function that reverts the edit; it keeps the old tensor only if entries are lost."""
+        if self.factor != 1 or any(edit.values is None for edit in self.edits):
             return partial(self._set, self.state[self.key])
-        inverse = [replace(edit, length=edit.length + edit.change, values=None) for edit in self.edits]
+        inverse = [edit.removal for edit in self.edits]
         return lambda: self._set(edited(self.state[self.key], inverse))
 
 
@@ -93,11 +98,22 @@ def check_optimizers(model: nn.Module, resized: Iterable[str], optimizers: Seque
 
 
 def state_edits(
-    name: str, parameter: Tensor, edits: Sequence[Edit], optimizers: Sequence[Optimizer], ages: bool = False
+    name: str,
+    parameter: Tensor,
+    edits: Sequence[Edit],
+    optimizers: Sequence[Optimizer],
+    ages: bool = False,
+    factor: float = 1.0,
 ) -> list[StateEdit | BirthEdit]:
-    """Edits that resize the optimizers' state of a parameter; raises ValueError if it cannot be resized.
+    """Edits of the optimizers' state of a parameter; raises ValueError if it cannot be resized.
 
-    With `ages`, the births of new entries are recorded for optimizers that need them.
+    Args:
+        name: name of the parameter.
+        parameter: the parameter.
+        edits: what is inserted into it, or removed.
+        optimizers: the optimizers of the model.
+        ages: whether to record the births of new entries for optimizers that need them.
+        factor: the factor of the present entries.
     """
     result: list[StateEdit | BirthEdit] = []
     for optimizer in optimizers:
@@ -110,12 +126,13 @@ def state_edits(
             if any(each is parameter for each in group["params"]):
                 state = optimizer.state.get(parameter, {})
                 for key, value in state.items():
-                    own = _edits_of_state(name, key, value, parameter, edits, optimizer)
-                    if own:
+                    own = _edits_of_state(name, key, value, parameter, edits, optimizer) if edits else []
+                    scaled = factor ** _power(optimizer, key) if isinstance(value, Tensor) else 1.0
+                    if own or scaled != 1:
                         fills = {edit.axis: _fill(optimizer, group, key, edit) for edit in own}
-                        result.append(StateEdit(state, key, own, fills))
+                        result.append(StateEdit(state, key, own, fills, scaled))
                 born = step_count(group, state) if ages and needs_births(optimizer, group, state) else None
-                if born is not None or KEY in state:
+                if edits and (born is not None or KEY in state):
                     result.append(BirthEdit(state, edits, parameter.ndim, born))
     return result
 
@@ -155,3 +172,16 @@ def _fill(optimizer: Optimizer, group: dict[str, Any], key: str, edit: Edit) -> 
     if isinstance(optimizer, ASGD) and key == "ax" and edit.values is not None:
         return edit.values
     return 0.0
+
+
+_OF_GRADIENTS = ("exp_avg", "exp_inf", "grad_avg", "momentum_buffer", "prev")
+_OF_SQUARES = ("col_var", "exp_avg_sq", "max_exp_avg_sq", "row_var", "square_avg", "sum", "variance")
+
+
+def _power(optimizer: Optimizer, key: str) -> int:
+    """The power of f by which a state tensor is multiplied where the entries of a parameter are multiplied by f."""
+    if key in _OF_GRADIENTS and not (isinstance(optimizer, RMSprop) and key == "momentum_buffer"):  # relative there
+        return -1
+    if key in _OF_SQUARES:
+        return -2
+    return 1 if isinstance(optimizer, ASGD) and key == "ax" else 0  # an average of the parameter

@@ -17,12 +17,15 @@ from torch import Tensor, nn
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.edits import Edit
 from ..structure.examples import Examples
+from ..structure.finding import known_widths, last_widths
+from ..structure.labels import AttributeValue
 from ..structure.modes import ordinary_tensors
 from ..structure.saved_sizes import SavedSizes
 from ..structure.solving import shapes_in, sizes_from_shapes
-from ..structure.widths import Width, Widths, known_widths, last_widths
+from ..structure.widths import Width, Widths
 from .optimizer_state import Optimizers
-from .plan import Plan, Surgery, plan_edits, plan_shrinkage
+from .plan import Plan, Surgery
+from .planning import plan_edits, plan_shrinkage
 
 
 def resize(
@@ -35,6 +38,8 @@ def resize(
     generator: torch.Generator | None = None,
 ) -> list[Plan]:
     """Resize widths: new neurons have random fan-in and zero fan-out, and neurons are removed from the end.
+
+    Where a rule says what makes up for a size (see `neurogenesis.rules`), it is scaled with it.
 
     Args:
         model: the model, changed in place; its parameters remain the same objects.
@@ -133,10 +138,10 @@ def plan_of_shapes(model: nn.Module, shapes: Mapping[str, Sequence[int]], saved:
                     "resized: the state is of another architecture"
                 )
             edits.append(_edit_of_length(name, axis, tensors[name], after))
-    attributes = []
+    attributes: list[tuple[str, str, AttributeValue, AttributeValue]] = []
     for path, name, value in saved.attributes:
-        present = getattr(modules.get(path), name, None)
-        if type(present) is not int:
+        present: Any = getattr(modules.get(path), name, None)
+        if type(present) not in ((tuple,) if isinstance(value, tuple) else (int, float)):
             raise ValueError(f"the sizes are of another model: {path or 'the model'} has no attribute {name}")
         if present != value:
             attributes.append((path, name, present, value))

@@ -13,7 +13,7 @@ from ..terms import concatenation, product, size
 from . import across, contractions, lookups, shapes  # noqa: F401  they register the rules of torch's operations
 from .base import elementwise, fresh, unknown
 from .call import Axes, Call, Role, Rule
-from .taught import ModuleRule, RuleError, forget, module, operation
+from .registered import ModuleRule, RuleError, forget, module, operation
 
 __all__ = [
     "MEAN",

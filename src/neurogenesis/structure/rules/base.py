@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..fills import MEAN, ZERO
+from ..fills import MEAN, SHIFT
 from ..reasons import Kind
 from ..terms import Atom, Conflict, Term, factor, size, split
 from .call import Axes, Call, Rule
-from .taught import operation_rule
+from .registered import operation_rule
 
 _RULES: dict[str, Rule] = {}
 _FAMILIES: list[tuple[str, Rule]] = []
@@ -20,8 +20,8 @@ _FAMILIES: list[tuple[str, Rule]] = []
 
 def rule_for(operation: torch._ops.OpOverload) -> Rule:
     """The rule for an operation; `unknown` if there is none."""
-    if taught := operation_rule(operation._schema.name):
-        return taught
+    if given := operation_rule(operation._schema.name):
+        return given
     name = operation.overloadpacket.__name__
     # In-place operations use the rule of their functional form: add_ that of add.
     found = _RULES.get(name) or _RULES.get(name.rstrip("_"))
@@ -131,7 +131,7 @@ def broadcast(call: Call, tensors: Sequence[Tensor]) -> Axes:
         shifts = call.name.removeprefix("aten.").rstrip("_") in ("add", "sub", "rsub", "addmm", "baddbmm")
         for tensor in filter(call.is_static, tensors):
             for axis in range(tensor.ndim):
-                call.role(tensor, axis, "carrier", ZERO if shifts else MEAN)
+                call.role(tensor, axis, "carrier", SHIFT if shifts else MEAN)
     return result
 
 

@@ -64,8 +64,24 @@ class Call(Protocol):
     def normed(self, weight: Tensor, axis: int) -> None:
         """Record that each slice of a weight along an axis is divided by its norm."""
 
-    def attribute(self, weight: Tensor, name: str, term: Term) -> None:
-        """Record that an attribute of the module, such as ``out_features``, stores the size of an axis."""
+    def attribute(self, weight: Tensor, name: str, term: Term | tuple[Term, ...]) -> None:
+        """Record that an attribute of the module, such as ``out_features``, stores the size of an axis.
+
+        A tuple of axes is for one that stores a tuple, such as ``normalized_shape``.
+        """
+
+    def compensate(self, what: Tensor | str, term: Term, power: float) -> None:
+        """Record that a parameter, or an attribute of the module, makes up for the size of an axis.
+
+        It is multiplied by (present size / new size) ** power when the axis is resized, which is then done by hand
+        only: with `neurogenesis.resize` or `neurogenesis.shrink`.
+        """
+
+    def new_entries(self, term: Term, fill: Fill) -> None:
+        """Record what new entries of activations along an axis must be: `ZERO`, or the `MEAN` of the present ones.
+
+        Producers get zeros or means for them, and consumers random columns.
+        """
 
 
 Rule = Callable[[Call], list[Axes]]

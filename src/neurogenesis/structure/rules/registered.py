@@ -96,6 +96,6 @@ def module_rule(module: nn.Module) -> ModuleRule | None:
     return next((_MODULES[kind] for kind in type(module).__mro__ if kind in _MODULES), None)
 
 
-def is_taught(rule: Any) -> bool:
+def is_registered(rule: Any) -> bool:
     """Whether a rule was registered by a user."""
     return rule in _OPERATIONS.values() or rule in _MODULES.values()
