@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -90,7 +91,7 @@ class Layer:
         out_of_budget: whether one more step of growth would take more parameters than there may be.
         memory: numbers, and containers of numbers and tensors, that a trigger keeps from step to step; saved with the
             `Grower`. Replace tensors instead of modifying them.
-        now: state that changes from step to step.
+        now: state that changes from step to step; see `during`.
     """
 
     def __init__(
@@ -113,6 +114,15 @@ class Layer:
         self.now = StepContext()
         self.records = [] if route is None else [ConsumerRecord(model, width, each) for each in (route, *route.others)]
         self._buffer = None if route is None else buffer
+
+    @contextmanager
+    def during(self, now: StepContext) -> Iterator[None]:
+        """Inside the context, the layer is as at this time; only its step is remembered."""
+        before, self.now = self.now, now
+        try:
+            yield
+        finally:
+            self.now = replace(before, step=now.step)
 
     def __repr__(self) -> str:
         return f"Layer({self.name!r}, size={self.size})"

@@ -418,8 +418,8 @@ def test_nest_keeps_the_convolutional_candidates_that_lower_the_loss_most() -> N
         tried.append(float(loss_of(twin, x)))
         return tried[-1]
 
-    layer.now = replace(layer.now, loss_with=loss_with)
-    neurons = nest(layer, 2, torch.Generator().manual_seed(0))
+    with layer.during(replace(layer.now, loss_with=loss_with)):
+        neurons = nest(layer, 2, torch.Generator().manual_seed(0))
     best = sorted(range(7), key=lambda i: tried[i])[:2]
     assert len(tried) == 7
     fan_in = layer.random_fan_in(7, torch.Generator().manual_seed(0))

@@ -168,7 +168,7 @@ def replays(
                 stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
             set_seed(devices, seed)
             if gradients:  # the second run of a checkpoint would lack our changes
-                stack.enter_context(_without_checkpointing())
+                stack.enter_context(without_checkpointing())
             with torch.set_grad_enabled(gradients), suppress(_StopRun):
                 if replacements:
                     torch.func.functional_call(model, replacements, call.args, call.kwargs, strict=False)
@@ -185,7 +185,7 @@ def replays(
 
 
 @contextmanager
-def _without_checkpointing() -> Iterator[None]:
+def without_checkpointing() -> Iterator[None]:
     """Let `torch.utils.checkpoint.checkpoint` just run what it is given, by whatever name a model has imported it."""
     module: Any = torch.utils.checkpoint
     kept = {name: getattr(module, name) for name in ("CheckpointFunction", "_checkpoint_without_reentrant_generator")}
