@@ -1,11 +1,15 @@
-"""Tensors for trial runs of a model with additional neurons, up to the layer that consumes them."""
+"""Candidate neurons: their weights, and the tensors of a model that has them, up to the layer that consumes them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from ..passes.routes import Route
 from ..structure.axes import Axis, named_tensors
@@ -13,6 +17,23 @@ from ..structure.edits import Edit, edited, grouped
 from ..structure.fills import ZERO, new_values
 from ..structure.weight_norm import lengths_of
 from ..structure.widths import Width
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Weights of candidate neurons.
+
+    Args:
+        fan_in: weights in the producer, count x per neuron x the rest.
+        bias: biases, count x per neuron; zero by default.
+        sources: for each, the index of the present neuron that it copies, or -1.
+        others: weights in other producers, by their axes; random by default.
+    """
+
+    fan_in: Tensor
+    bias: Tensor | None = None
+    sources: Tensor | None = None
+    others: Mapping[Axis, Tensor] | None = None
 
 
 def grown_tensors(
@@ -86,3 +107,23 @@ def stack_values(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tens
     positions = width.new_positions(axis, len(values)).flatten()
     order = positions.argsort()
     return positions[order], values.flatten(0, 1)[order.to(values.device)].movedim(0, axis.axis)
+
+
+def apply_weights(
+    module: nn.Module, inputs: Tensor, weights: Tensor, axis: Axis, biases: Tensor | None = None
+) -> Tensor:
+    """Output of a linear layer or convolution with the weights of some neurons only.
+
+    Args:
+        module: the layer.
+        inputs: its inputs; if the axis is that of its inputs, those of the neurons only.
+        weights: weights of the neurons along the axis, count x per neuron x the rest.
+        axis: an axis of the layer's weight.
+        biases: biases of the neurons, count x per neuron; zero by default.
+    """
+    weight = weights.flatten(0, 1).movedim(0, axis.axis)
+    bias = None if biases is None else biases.flatten()
+    if isinstance(module, _ConvNd):
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
+        return convolve(inputs, weight, bias, module.stride, module.padding, module.dilation)  # type: ignore
+    return F.linear(inputs, weight, bias)

@@ -5,41 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
 
 from ..passes.activations import Activations
 from ..passes.measurements import Measurement
-from ..passes.records import NotFinite, Pair, check_finite
-from ..passes.replay import ModelCall, Watch, replay, replays
+from ..passes.records import ConsumerRecord, NotFinite, Pair, check_finite
+from ..passes.replay import ModelCall, Watch, replay, replays, temporary_attributes
 from ..passes.routes import Route, select_neurons
-from ..structure.axes import Axis
+from ..passes.samples import Samples
 from ..structure.widths import Width
-from .grown import grown_tensors
-from .recorded import RecordedChain
+from .chains import Chain, ChainInRun
+from .grown import Candidates, apply_weights, grown_tensors
+from .looks import Pass
+from .rows import rows_match
 
 Attributes = Sequence[tuple[nn.Module, str, int]]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Weights of candidate neurons.
-
-    Args:
-        fan_in: weights in the producer, count x per neuron x the rest.
-        bias: biases, count x per neuron; zero by default.
-        sources: for each, the index of the present neuron that it copies, or -1.
-        others: weights in other producers, by their axes; random by default.
-    """
-
-    fan_in: Tensor
-    bias: Tensor | None = None
-    sources: Tensor | None = None
-    others: Mapping[Axis, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +60,7 @@ class Trials:
     @torch.no_grad()
     def in_chains(self, fan_in: Tensor, seed: int) -> tuple[Activations, Activations] | None:
         """Same as `in_model`, but several times faster: candidates run alone; None if they cannot."""
-        if not RecordedChain.possible(self.model, self.route) or any(call.autocast is not None for call in self._calls):
+        if not ChainInRun.possible(self.model, self.route) or any(call.autocast is not None for call in self._calls):
             return None
         H: list[Tensor] = []
         new: list[Tensor] = []
@@ -85,7 +69,7 @@ class Trials:
             for call in reversed(self._calls):
                 if missing <= 0:
                     break
-                chain = RecordedChain(self.model, self.width, self.route)
+                chain = ChainInRun(self.model, self.width, self.route)
                 run(call, chain.watches)
                 if not chain.complete:
                     return None
@@ -103,18 +87,18 @@ class Trials:
         return H_prev, Z
 
     def gradients(
-        self, candidates: Candidates, fan_out: Tensor, pairs: Sequence[Pair], seed: int
+        self, candidates: Candidates, fan_out: Tensor, record: ConsumerRecord, seed: int
     ) -> tuple[Tensor, Tensor]:
         """Gradients of the fan-in and fan-out of candidates, to first order: D is that of the current model.
 
         Args:
             candidates: the candidates.
             fan_out: their weights in the consumer, count x per neuron x the rest.
-            pairs: inputs and gradients recorded in training passes.
+            record: inputs and gradients of training passes.
             seed: seed of random operations in the model.
         """
         total: list[Tensor] = [torch.zeros_like(candidates.fan_in), torch.zeros_like(fan_out)]
-        for pair in pairs:
+        for pair in record.pairs:
             leaves = [each.detach().clone().requires_grad_() for each in (candidates.fan_in, fan_out)]
             own = Candidates(leaves[0], candidates.bias, candidates.sources)
             (consumed,) = self.consumed(own, pair.H_prev, pair.call, [self.route], seed, gradients=True)
@@ -125,7 +109,7 @@ class Trials:
                 output = apply_weights(consumer, consumed.to(leaves[1].dtype), leaves[1], self.route.consumer)
             gradients = torch.autograd.grad(output, leaves, pair.D.reshape(output.shape).to(output))
             total = [t + g for t, g in zip(total, gradients, strict=True)]
-        return total[0], total[1]
+        return record.processes.mean(total[0]), record.processes.mean(total[1])
 
     @property
     def _limit(self) -> int:
@@ -170,10 +154,84 @@ class Trials:
         replay(self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
         return [found.get(number) for number in range(len(routes))]
 
-    def producer_input(self, call: ModelCall) -> Tensor | None:
-        """The producer's input in a call of the model, in evaluation mode; None if the producer does not run then."""
+    def passes(
+        self,
+        candidates: Candidates,
+        records: Sequence[ConsumerRecord],
+        chains: Sequence[Chain | None],
+        samples: Samples,
+        seed: int,
+    ) -> list[list[Pass]]:
+        """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.
+
+        Frozen consumers have none, because they would not learn. Nor are there passes that cannot be repeated, because
+        a consumer gets random samples.
+
+        Args:
+            candidates: the candidates.
+            records: the recorded passes at each consumer.
+            chains: the shortcut to each consumer, if there is one.
+            samples: knows the samples of the passes.
+            seed: seed of random operations in the model.
+        """
+        passes: list[list[Pass]] = [[] for _ in records]
+        by_call: dict[int, list[tuple[int, Pair]]] = {}  # in one run of the model, all consumers without a shortcut
+        for number, (record, chain) in enumerate(zip(records, chains, strict=True)):
+            if not self.model.get_parameter(record.route.consumer.tensor).requires_grad:
+                continue
+            for pair in (each for each in record.pairs if each.H.numel()):
+                if chain is None:
+                    by_call.setdefault(id(pair.call), []).append((number, pair))
+                else:
+                    h = chain.consumed(candidates, pair.H_prev, pair.call, seed)
+                    passes[number].append(Pass(pair.H, h, pair.D, samples.of(pair.call)))
+        for pairs in by_call.values():
+            routes, first = [records[number].route for number, _ in pairs], pairs[0][1]
+            found = self.consumed(candidates, first.H_prev, first.call, routes, seed)
+            for (number, pair), each in zip(pairs, found, strict=True):
+                consumer = self.model.get_submodule(records[number].route.consumer.module)
+                if each is not None and rows_match(consumer, pair.H, each):
+                    passes[number].append(Pass(pair.H, each, pair.D, samples.of(pair.call)))
+        return passes
+
+    def chain(self, call: ModelCall) -> Chain | None:
+        """The chain to the consumer, if it gives the same as a run of the model, in evaluation and in training mode.
+
+        Dropout modules are off in both, as their masks would differ; a dropout that is no module is found this way.
+        """
+        route = self.route
+        if route.chain is None:
+            return None
         (seen,) = self._runs([call], 0, inputs_and_outputs=True, evaluation=True)
-        return seen.get("H_prev")
+        H_prev = seen.get("H_prev")
+        if H_prev is None:  # the producer does not run in evaluation mode
+            return None
+        chain = Chain(self.model, self.width, route.producer, route.chain, route.flattened)
+        if H_prev.is_floating_point():  # an example of zeros would show nothing
+            H_prev = torch.randn(H_prev.shape, generator=torch.Generator().manual_seed(1)).to(H_prev)
+        weight = self.model.get_submodule(route.producer.module).weight
+        assert isinstance(weight, Tensor)
+        rows = weight.detach().movedim(route.producer.axis, 0)
+        generator = torch.Generator().manual_seed(0)
+        fan_in = torch.randn(3, 1, *rows.shape[1:], generator=generator).to(rows) / rows[0].numel() ** 0.5
+        same = all(self._same(chain, Candidates(fan_in), H_prev, call, training) for training in (False, True))
+        return chain if same else None
+
+    def _same(self, chain: Chain, candidates: Candidates, H_prev: Tensor, call: ModelCall, training: bool) -> bool:
+        """Whether a chain gives the same as a run of the model."""
+        model = self.model
+        modes = [(module, "training", training and not isinstance(module, _DropoutNd)) for module in model.modules()]
+        try:
+            with temporary_attributes(modes), torch.no_grad():
+                (expected,) = self.consumed(candidates, H_prev, call, [self.route])
+                found = chain.consumed(candidates, H_prev, call)
+        except Exception:  # from a module's own code, which may need more than its new neurons or a larger batch
+            return False
+        return (
+            expected is not None
+            and (found.shape, found.dtype) == (expected.shape, expected.dtype)  # the model may use autocast inside
+            and torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+        )
 
     def _runs(
         self,
@@ -223,26 +281,6 @@ class Trials:
             channel = 1 if isinstance(module, _ConvNd) else -1
             columns = self.width.new_positions(route.consumer, count).flatten()
             found[number] = h.index_select(channel, columns.to(h.device))
-
-
-def apply_weights(
-    module: nn.Module, inputs: Tensor, weights: Tensor, axis: Axis, biases: Tensor | None = None
-) -> Tensor:
-    """Output of a linear layer or convolution with the weights of some neurons only.
-
-    Args:
-        module: the layer.
-        inputs: its inputs; if the axis is that of its inputs, those of the neurons only.
-        weights: weights of the neurons along the axis, count x per neuron x the rest.
-        axis: an axis of the layer's weight.
-        biases: biases of the neurons, count x per neuron; zero by default.
-    """
-    weight = weights.flatten(0, 1).movedim(0, axis.axis)
-    bias = None if biases is None else biases.flatten()
-    if isinstance(module, _ConvNd):
-        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
-        return convolve(inputs, weight, bias, module.stride, module.padding, module.dilation)  # type: ignore
-    return F.linear(inputs, weight, bias)
 
 
 def _keep(seen: dict[str, Tensor], key: str, tensor: Tensor) -> None:

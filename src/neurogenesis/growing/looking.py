@@ -136,7 +136,6 @@ class Looks:
             self._recorder.samples,
             measurement,
             self.untrained,
-            processes,
         )
 
     def _decide_and_grow(self, step: int, watched: Watched, due: Sequence[Layer]) -> list[Event]:

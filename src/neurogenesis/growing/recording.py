@@ -135,6 +135,7 @@ class Recorder:
         self.processes = processes
         self.buffer.join(processes)
         self.taps.join(processes)
+        self.samples.join(processes)
 
     def optimizer_stepped(self) -> None:
         """An optimizer has stepped."""

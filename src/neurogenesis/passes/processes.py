@@ -22,8 +22,6 @@ from torch.utils._pytree import tree_map_only
 from .meeting import Meeting
 from .replay import ModelCall
 
-Item = TypeVar("Item")
-
 
 @dataclass(frozen=True)
 class _Place:
@@ -66,10 +64,6 @@ class Processes:
         """Say that this process trains on without a look."""
         if self.group is not None:
             self._meeting.miss()
-
-    def together(self, items: Sequence[Item]) -> list[Sequence[Item]]:
-        """Groups of items to work on at once: all, since an exchange serves them all; one by one in one process."""
-        return [[item] for item in items] if self.group is None else [items] if items else []
 
     def sums(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over processes."""

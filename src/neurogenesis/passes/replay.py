@@ -261,7 +261,7 @@ class Hook:
 
 
 def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | None]) -> Any:
-    """ModelCall `action` with the input or output of a module whenever it runs; returns a handle with `remove`."""
+    """Call `action` with the input or output of a module whenever it runs; returns a handle with `remove`."""
     if side == "output":
 
         def after(_: nn.Module, args: Any, output: Any) -> Any:
