@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -22,47 +22,17 @@ from .candidates.weights import Weights, scaled_like, scaled_to
 from .candidates.windows import Statistics, Window
 from .passes.activations import Activations
 from .passes.buffers import Buffer
+from .passes.context import StepContext
 from .passes.measurements import Measurement
 from .passes.processes import ALONE, Processes
 from .passes.records import ConsumerRecord, NotFinite, check_finite, input_scale
 from .passes.replay import ModelCall
 from .passes.routes import Route
-from .passes.samples import Samples
 from .passes.untrained import Untrained
 from .structure.axes import Axis
-from .structure.fills import FanIn
 from .structure.widths import Width
 
 Requirement = Literal["activations", "gradients", "fan-out gradients", "trials"]  # of triggers and initializations
-LossWith = Callable[[Mapping[tuple[str, int], Tensor]], float]
-
-
-@dataclass(frozen=True)
-class StepContext:
-    """The state of a layer that changes from step to step.
-
-    Args:
-        step: number of gradient steps taken.
-        seed: seed of the layer's random numbers at this step.
-        find_fan_ins: computes the distribution of random fan-ins, by parameter.
-        loss_with: maps the values of one new neuron to the loss with it; None if the loss cannot be evaluated again.
-        samples: the samples of the passes since the last step, and how many there are in the training set.
-        measurement: the model on its latest inputs; None if it is not being looked at.
-        untrained: the model before training, until every layer has been measured in it.
-    """
-
-    step: int = 0
-    seed: int = 0
-    find_fan_ins: Callable[[], Mapping[str, FanIn]] = dict
-    loss_with: LossWith | None = None
-    samples: Samples = field(default_factory=Samples)
-    measurement: Measurement | None = None
-    untrained: Untrained | None = None
-
-    @cached_property
-    def fan_ins(self) -> Mapping[str, FanIn]:
-        """Distribution of random fan-ins, by parameter."""
-        return self.find_fan_ins()
 
 
 def stable_repr(function: object) -> str:
@@ -133,6 +103,11 @@ class Layer(Weights):
     def step(self) -> int:
         """Number of gradient steps taken."""
         return self.now.step
+
+    @property
+    def processes(self) -> Processes:
+        """The processes that train the model together: activations, gradients and statistics are those of all."""
+        return self.now.processes
 
     @property
     def training_samples(self) -> float:
@@ -268,8 +243,9 @@ class Layer(Weights):
         self, fan_in: Tensor, fan_out: Tensor, bias: Tensor | None = None, sources: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Gradients of the fan-in and fan-out of candidates; see `candidates.trials`."""
-        assert self.record is not None
-        found = self._trials.gradients(Candidates(fan_in, bias, sources), fan_out, self.record, self.now.seed)
+        trials, record = self._trials, self.record
+        assert record is not None
+        found = trials.gradients(Candidates(fan_in, bias, sources), fan_out, record, self.now.seed)
         check_finite(found, f"gradients of {self.name}")
         return found
 
@@ -310,7 +286,7 @@ class Layer(Weights):
 
     def statistics(self, window: Window) -> Statistics | None:
         """What a window of would-be neurons shows, in all processes; see `candidates.windows`."""
-        return window.statistics(self.training_samples, _processes_of([self]))
+        return window.statistics(self.training_samples, self.processes)
 
     @property
     def _trials(self) -> Trials:
@@ -360,9 +336,4 @@ def after_step(
         )
         for layer, window in zip(layers, windows, strict=True)
     ]
-    return windows_after(looks, _processes_of(layers))
-
-
-def _processes_of(layers: Sequence[Layer]) -> Processes:
-    """The processes that train the model of layers together."""
-    return next((record.processes for layer in layers for record in layer.records), ALONE)
+    return windows_after(looks, layers[0].processes if layers else ALONE)

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from ..initializations import Initialization, Neurons
-from ..layer import Layer, StepContext
+from ..layer import Layer
 from ..passes.buffers import Buffer
+from ..passes.context import StepContext
 from ..strategies import Strategy
 from ..structure.axes import unwrapped
 from ..structure.examples import Examples, examples_in

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..candidates.losses import loss_with
 from ..history import Event, History, Observation
-from ..layer import Layer, StepContext
+from ..layer import Layer
 from ..notices import Notices
 from ..passes.buffers import Buffer
+from ..passes.context import StepContext
 from ..passes.measurements import Measurement
 from ..passes.processes import Processes
 from ..passes.records import NotFinite
@@ -136,6 +137,7 @@ class Looks:
             self._recorder.samples,
             measurement,
             self.untrained,
+            processes,
         )
 
     def _decide_and_grow(self, step: int, watched: Watched, due: Sequence[Layer]) -> list[Event]:
