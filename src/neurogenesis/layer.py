@@ -255,9 +255,11 @@ class Layer(Weights):
 
     @cached_property
     def _chains(self) -> list[Chain | None]:
-        """The shortcut to each consumer, if there is one."""
-        assert self.example is not None
-        return [Trials(self.model, self.width, each.route, None).chain(self.example) for each in self.records]
+        """The shortcut for candidates on each route, if there is one."""
+        if self.example is None:
+            return [None] * len(self.records)
+        trials = [Trials(self.model, self.width, each.route, None) for each in self.records]
+        return [each.verified_chain(self.example) for each in trials]
 
     def random_biases(self, fan_in: Tensor, generator: torch.Generator) -> Tensor | None:
         """Random biases of neurons, count x per neuron, so that the kinks of rectifiers are spread over the inputs.
@@ -292,7 +294,7 @@ class Layer(Weights):
     def _trials(self) -> Trials:
         if self.route is None:
             raise ValueError(f"{self.name} cannot be watched: candidates cannot be tried")
-        return Trials(self.model, self.width, self.route, self.measurement)
+        return Trials(self.model, self.width, self.route, self.measurement, self._chains[0])
 
     # --- weights for growth ------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
 """Candidates alone, through the modules between their producer and a point, several times faster than in the model.
 
-If nothing lies between but modules that each get the output of the one before, the candidates' activations follow from
-the producer's input and these modules. For inputs recorded in training passes, a chain is found once, and compared with
-runs of the model (`Trials.chain`). A new run of the model shows whether it has one (`ChainInRun`): modules of known
-kinds, and no other code that touches the neurons.
+If nothing lies between but modules that each get the output of the one before (`Route.chain`), the candidates'
+activations follow from the producer's input and these modules. They are compared with those of the model once
+(`Trials.verified_chain`); a `ChainRun` sees whether a run of the model takes the chain.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
@@ -23,24 +23,12 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from ..nn import ReLU
 from ..passes.replay import Hook, ModelCall, Watch, as_called
 from ..passes.routes import Route, select_neurons
-from ..structure.axes import Axis
 from ..structure.running import internal_run, restoring_attributes
 from ..structure.widths import Width
 from .grown import Candidates, apply_weights
 
 _RECTIFIERS = {ReLU, nn.ReLU}  # computed in place, which saves memory
-_ELEMENTWISE = {
-    *_RECTIFIERS, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh,
-    nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Identity,
-}  # fmt: skip
-_POOLING = {
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
-    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
-}  # fmt: skip
-_BATCH_NORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
-_DROPOUTS = {nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout}
-_CONVOLUTIONS = {nn.Conv1d, nn.Conv2d, nn.Conv3d}
+_RANDOM = (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _CHUNK_ENTRIES = 2**20  # outputs of the producer that are computed at a time: 4 MB, which stay in the cache
 
@@ -52,36 +40,51 @@ class Chain:
     Args:
         model: the model.
         width: the width.
-        producer: rows of the producer.
-        paths: the modules.
-        flattened: whether the output of the last one is flattened.
+        route: a route with a chain.
     """
 
     model: nn.Module
     width: Width
-    producer: Axis
-    paths: tuple[str, ...]
-    flattened: bool = False
+    route: Route
+
+    @cached_property
+    def producer(self) -> nn.Module:
+        return self.model.get_submodule(self.route.producer.module)
+
+    @cached_property
+    def modules(self) -> list[nn.Module]:
+        """The modules after the producer."""
+        assert self.route.chain is not None
+        return [self.model.get_submodule(path) for path in self.route.chain]
 
     def of(self, fan_in: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """A function from the producer's inputs to the outputs of the last module, for candidates alone."""
-        producer = self.model.get_submodule(self.producer.module)
-        modules = [(self.model.get_submodule(path), self._tensors_of(path, len(fan_in))) for path in self.paths]
+        """A function from the producer's inputs to the chain's outputs, for candidates alone."""
+        modules = [(module, self._tensors_of(module, len(fan_in))) for module in self.modules]
 
         def run(x: Tensor) -> Tensor:
-            h, own = apply_weights(producer, x, fan_in, self.producer, bias), True
+            h, own = apply_weights(self.producer, x, fan_in, self.route.producer, bias), True
             for module, tensors in modules:
                 if own and type(module) in _RECTIFIERS and _plain(module):
                     h = h.clamp_min_(0)
                     continue
                 h = torch.func.functional_call(module, tensors, (h,), strict=False) if tensors else module(h)
                 own = own and _is_known(module)  # a module of other kinds may keep what it returns
-            return h.flatten(1) if self.flattened else h
+            return h.flatten(1) if self.route.flattened else h
 
         return run
 
-    def consumed(self, candidates: Candidates, H_prev: Tensor, call: ModelCall, seed: int = 0) -> Tensor:
-        """Candidates in the consumer's input: as `Trials.consumed`.
+    def _tensors_of(self, module: nn.Module, count: int) -> dict[str, Tensor]:
+        """Parameters and buffers of a module for `count` new neurons alone; the other ones are copied."""
+        tensors = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        for axis in self.width.axes:
+            if self.model.get_submodule(axis.module) is module:
+                name = axis.tensor.rpartition(".")[2]
+                old = getattr(module, name)
+                tensors[name] = self.width.new_entries(axis, count, old, torch.Generator().manual_seed(0))
+        return tensors
+
+    def in_call(self, candidates: Candidates, H_prev: Tensor, call: ModelCall, seed: int = 0) -> Tensor:
+        """The chain's outputs for candidates, as in a training pass that was recorded.
 
         Args:
             candidates: the candidates; only their weights and biases in the first producer are used.
@@ -89,7 +92,7 @@ class Chain:
             call: the call of the model that H_prev is from.
             seed: seed of random operations in the modules.
         """
-        random = not all(_is_deterministic(self.model.get_submodule(path)) for path in self.paths)
+        random = any(not _is_known(module) or isinstance(module, _RANDOM) for module in self.modules)
         with ExitStack() as stack:
             stack.enter_context(internal_run(self.model))
             if random:  # or code that is not known: it may also store results
@@ -97,143 +100,118 @@ class Chain:
             stack.enter_context(as_called(self.model, call, seed if random else None))
             return self.of(candidates.fan_in, candidates.bias)(H_prev)
 
-    def _tensors_of(self, path: str, count: int) -> dict[str, Tensor]:
-        """Parameters and buffers of a module for `count` new neurons alone; the other ones are copied."""
-        module = self.model.get_submodule(path)
-        tensors = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        for axis in self.width.axes:
-            if axis.module == path:
-                name = axis.tensor.rpartition(".")[2]
-                old = getattr(module, name)
-                tensors[name] = self.width.new_entries(axis, count, old, torch.Generator().manual_seed(0))
-        return tensors
 
-
-class ChainInRun:
-    """The chain that one call of the model applies to a producer's output, up to the point of a width.
+class ChainRun:
+    """A run of the model on a call, from which candidates follow if it takes the chain.
 
     Run the model with `watches`. If `complete` is true then, `present` has the activations of the present neurons, and
     `candidates` computes those of candidates.
 
     Args:
-        model: the model.
-        width: the width.
-        route: where the width is watched.
+        chain: the chain.
     """
 
-    def __init__(self, model: nn.Module, width: Width, route: Route):
-        self.model, self.width, self.route = model, width, route
-        self.producer, self.point = (model.get_submodule(axis.module) for axis in (route.producer, route.point))
-        self.complete = False
-        self._present: Tensor | None = None
-        self._inputs: tuple[Tensor, int] | None = None  # of the producer, and their version
-        self._end: tuple[Tensor, int] | None = None  # output of the last module so far, and its version
-        self._entered: str | None = None  # the module that got it
-        self._paths: list[str] = []  # of the modules after the producer
+    def __init__(self, chain: Chain):
+        self.chain = chain
+        self.present: Tensor | None = None  # samples x neurons x positions
+        self._inputs: _Seen | None = None  # of the producer
+        self._end: _Seen | None = None  # output of the latest module of the chain
+        self._done = 0  # modules of the chain that have run
+        self._entered = False  # whether the next one runs
+        self._reached = False  # whether the point got the output of the last one
         self._outputs_per_sample = 1  # of one neuron of the producer
-
-    @staticmethod
-    def possible(model: nn.Module, route: Route) -> bool:
-        """Whether candidates can be run through the producer alone."""
-        module, axis = model.get_submodule(route.producer.module), route.producer
-        if axis.tensor != f"{axis.module}.weight" or axis.axis != 0 or axis.per_neuron != 1 or not _plain(module):
-            return False
-        if isinstance(module, _ConvNd):
-            return type(module) in _CONVOLUTIONS and module.groups == 1 and module.padding_mode == "zeros"
-        return type(module) is nn.Linear
-
-    @property
-    def present(self) -> Tensor:
-        """Activations of the present neurons, samples x neurons x positions."""
-        assert self._present is not None
-        return self._present
 
     @property
     def watches(self) -> list[Watch]:
-        route = self.route
-        result = [Watch(self.producer, "input", self._at_input), Watch(self.producer, "output", self._at_output)]
-        for path in route.between if route.side == "input" else {route.point.module} - {route.producer.module}:
-            module = self.model.get_submodule(path)
-            result.append(Watch(module, "input", partial(self._enter, path)))
-            result.append(Watch(module, "output", partial(self._leave, path)))
-        return [*result, Watch(self.point, route.side, self._at_point)]
+        producer, route = self.chain.producer, self.chain.route
+        result = [Watch(producer, "input", self._at_input), Watch(producer, "output", self._at_output)]
+        for number, module in enumerate(self.chain.modules):
+            result.append(Watch(module, "input", partial(self._enter, number)))
+            result.append(Watch(module, "output", partial(self._leave, number)))
+        return [*result, Watch(self._point, route.side, self._at_point)]
+
+    @property
+    def _point(self) -> nn.Module:
+        return self.chain.model.get_submodule(self.chain.route.point.module)
 
     def _at_input(self, x: Tensor) -> None:
-        if self._inputs is None:  # of a layer called more than once, the first call counts
-            self._inputs = x, x._version
+        self._inputs = self._inputs or _Seen.now(x)  # of a layer called more than once, the first call counts
 
     def _at_output(self, z: Tensor) -> None:
         if self._end is None:
-            self._end = z, z._version
-            self._outputs_per_sample = z.numel() // (len(z) * len(self.producer.weight))  # type: ignore[arg-type]
+            weight = self.chain.producer.weight
+            assert isinstance(weight, Tensor)
+            self._end, self._outputs_per_sample = _Seen.now(z), z.numel() // (len(z) * len(weight))
 
-    def _enter(self, path: str, x: Tensor) -> None:
-        self._entered = path if _same(x, self._end) else None
+    def _enter(self, number: int, x: Tensor) -> None:
+        if number == self._done:
+            self._entered = self._end is not None and self._end.is_still(x)
 
-    def _leave(self, path: str, y: Tensor) -> None:
-        if self._entered == path:
-            self._paths.append(path)
-            self._end, self._entered = (y, y._version), None
+    def _leave(self, number: int, y: Tensor) -> None:
+        if number == self._done and self._entered:
+            self._end, self._done, self._entered = _Seen.now(y), number + 1, False
 
     def _at_point(self, h: Tensor) -> None:
-        if self._present is None:
-            point, width = self.route.point, self.width
-            self._present = select_neurons(h, self.point, width.positions(point), width.in_order(point))
-            self.complete = _same(h, self._end) and self._inputs_usable and all(map(self._separate, self._paths))
+        if self.present is None:
+            route, end = self.chain.route, self._end
+            self.present = route.neurons(self.chain.width, h, self._point)
+            as_given = end is not None and (end.is_still(h) or (route.flattened and end.is_flattened(h)))
+            self._reached = as_given and self._done == len(self.chain.modules)
 
     @property
-    def _images(self) -> bool:
-        return isinstance(self.producer, _ConvNd)
-
-    @property
-    def _inputs_usable(self) -> bool:
-        """Whether the producer's inputs have not been modified in place, and have a batch axis.
+    def complete(self) -> bool:
+        """Whether the run has taken the chain, without chance, on inputs that are still there.
 
         The precision of its weights differs from that of its inputs or outputs if the model uses autocast inside.
         """
-        assert self._inputs is not None and self._present is not None
-        x, version = self._inputs
-        if {x.dtype, self._present.dtype} != {self.producer.weight.dtype}:
+        seen, weight = self._inputs, self.chain.producer.weight
+        assert isinstance(weight, Tensor)
+        if not self._reached or seen is None or self.present is None or not seen.is_still(seen.tensor):
             return False
-        return x._version == version and (x.ndim == self.producer.weight.ndim if self._images else x.ndim >= 2)
-
-    def _separate(self, path: str) -> bool:
-        """Whether a module computes each neuron from that neuron alone, without chance."""
-        assert self._inputs is not None
-        module = self.model.get_submodule(path)
-        if not _plain(module):
+        if any(isinstance(module, _RANDOM) and module.training for module in self.chain.modules):
             return False
-        kind = type(module)
-        if kind in _DROPOUTS:
-            return not module.training
-        if kind in _BATCH_NORMS:
-            return self._images or self._inputs[0].ndim == 2
-        if isinstance(module, nn.Flatten):
-            return self._images and (module.start_dim, module.end_dim) == (1, -1)
-        return kind in _ELEMENTWISE or (self._images and kind in _POOLING)
+        batched = seen.tensor.ndim >= 2 if weight.ndim == 2 else seen.tensor.ndim == weight.ndim
+        return batched and {seen.tensor.dtype, self.present.dtype} == {weight.dtype} and _plain(self.chain.producer)
 
     def candidates(self, fan_in: Tensor, samples: int) -> list[Tensor]:
         """Activations of candidates on the latest samples, in parts of samples x candidates x positions."""
         assert self._inputs is not None
-        x, count = self._inputs[0], len(fan_in)
-        run = Chain(self.model, self.width, self.route.producer, tuple(self._paths)).of(fan_in)
-        layout = _CHANNELS_LAST.get(x.ndim) if self._images and x.device.type == "cpu" else None
+        x, count, run = self._inputs.tensor, len(fan_in), self.chain.of(fan_in)
+        layout = (
+            _CHANNELS_LAST.get(x.ndim) if isinstance(self.chain.producer, _ConvNd) and x.device.type == "cpu" else None
+        )
         if layout is not None:  # in which pooling is several times faster
             x = x.contiguous(memory_format=layout)
-        if any(_uses_batch(self.model.get_submodule(path)) for path in self._paths):
+        if not all(map(_takes_parts, self.chain.modules)):
             return [self._by_neuron(run(x), count)[-samples:]]
         size = max(1, _CHUNK_ENTRIES // (count * self._outputs_per_sample))
         parts = x[-samples:].split(size)  # type: ignore[no-untyped-call]
         return [self._by_neuron(run(part), count) for part in parts]
 
     def _by_neuron(self, h: Tensor, count: int) -> Tensor:
-        """Outputs of the last module as samples x neurons x positions."""
-        return h.reshape(len(h), count, -1) if self._images else h[..., None].movedim(-2, 1).flatten(2)
+        """Outputs of the chain as samples x neurons x positions."""
+        channels = h.shape[1 if isinstance(self._point, (_ConvNd, _NormBase)) else -1]
+        return select_neurons(h, self._point, torch.arange(channels).reshape(count, -1), all_in_order=True)
 
 
-def _same(x: Tensor, known: tuple[Tensor, int] | None) -> bool:
-    """Whether a tensor is the known one, and has not been modified since."""
-    return known is not None and x is known[0] and x._version == known[1]
+class _Seen(NamedTuple):
+    """A tensor, and its version when it was seen."""
+
+    tensor: Tensor
+    version: int
+
+    @staticmethod
+    def now(tensor: Tensor) -> _Seen:
+        return _Seen(tensor, tensor._version)
+
+    def is_still(self, x: Tensor) -> bool:
+        """Whether another tensor is the same, and has not been modified since."""
+        return x is self.tensor and x._version == self.version
+
+    def is_flattened(self, x: Tensor) -> bool:
+        """Whether another tensor is a view of the same with two dimensions, and has not been modified since."""
+        same = x.data_ptr() == self.tensor.data_ptr() and x.numel() == self.tensor.numel()
+        return same and x.ndim == 2 and x._version == self.version
 
 
 def _plain(module: nn.Module) -> bool:
@@ -247,12 +225,8 @@ def _is_known(module: nn.Module) -> bool:
     return type(module).__module__.startswith(("torch.nn.modules.", "neurogenesis."))
 
 
-def _is_deterministic(module: nn.Module) -> bool:
-    """Whether a module certainly uses no random numbers."""
-    kinds = (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
-    return _is_known(module) and not isinstance(module, kinds)
-
-
-def _uses_batch(module: nn.Module) -> bool:
-    """Whether a module is a norm with the statistics of the batch, which it must see whole."""
-    return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+def _takes_parts(module: nn.Module) -> bool:
+    """Whether a module certainly computes each sample alone: no norm with the statistics of the batch."""
+    return _is_known(module) and not (
+        isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+    )

@@ -8,17 +8,19 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..passes.activations import Activations
 from ..passes.measurements import Measurement
 from ..passes.records import ConsumerRecord, NotFinite, Pair, check_finite
-from ..passes.replay import ModelCall, Watch, replay, replays, temporary_attributes
+from ..passes.replay import ModelCall, Side, Watch, replay, replays, temporary_attributes
 from ..passes.routes import Route, select_neurons
 from ..passes.samples import Samples
+from ..structure.axes import Axis
 from ..structure.widths import Width
-from .chains import Chain, ChainInRun
+from .chains import Chain, ChainRun
 from .grown import Candidates, apply_weights, grown_tensors
 from .looks import Pass
 from .rows import rows_match
@@ -35,12 +37,14 @@ class Trials:
         width: the width.
         route: where the width is watched.
         measurement: the model on its latest inputs.
+        chain: the shortcut to the point, if there is one.
     """
 
     model: nn.Module
     width: Width
     route: Route
     measurement: Measurement | None
+    chain: Chain | None = None
 
     def activations(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
         """Activations of the present neurons, which are finite, and of candidates on the model's latest inputs."""
@@ -60,7 +64,7 @@ class Trials:
     @torch.no_grad()
     def in_chains(self, fan_in: Tensor, seed: int) -> tuple[Activations, Activations] | None:
         """Same as `in_model`, but several times faster: candidates run alone; None if they cannot."""
-        if not ChainInRun.possible(self.model, self.route) or any(call.autocast is not None for call in self._calls):
+        if self.chain is None or any(call.autocast is not None for call in self._calls):
             return None
         H: list[Tensor] = []
         new: list[Tensor] = []
@@ -69,14 +73,15 @@ class Trials:
             for call in reversed(self._calls):
                 if missing <= 0:
                     break
-                chain = ChainInRun(self.model, self.width, self.route)
-                run(call, chain.watches)
-                if not chain.complete:
+                one = ChainRun(self.chain)
+                run(call, one.watches)
+                if not one.complete:
                     return None
-                parts = chain.candidates(fan_in, missing)
+                assert one.present is not None
+                parts = one.candidates(fan_in, missing)
                 new[:0] = parts
-                H[:0] = chain.present[-missing:].split([len(part) for part in parts])  # type: ignore[no-untyped-call]
-                missing -= len(chain.present)
+                H[:0] = one.present[-missing:].split([len(part) for part in parts])  # type: ignore[no-untyped-call]
+                missing -= len(one.present)
         return Activations(H), Activations(new)
 
     def inputs_and_outputs(self, seed: int) -> tuple[Tensor, Tensor]:
@@ -101,7 +106,8 @@ class Trials:
         for pair in record.pairs:
             leaves = [each.detach().clone().requires_grad_() for each in (candidates.fan_in, fan_out)]
             own = Candidates(leaves[0], candidates.bias, candidates.sources)
-            (consumed,) = self.consumed(own, pair.H_prev, pair.call, [self.route], seed, gradients=True)
+            points: Sequence[tuple[Axis, Side]] = [(self.route.consumer, "input")]
+            (consumed,) = self.at_points(own, pair.H_prev, pair.call, points, seed, gradients=True)
             if consumed is None:
                 continue
             with torch.enable_grad():
@@ -119,18 +125,18 @@ class Trials:
     def _calls(self) -> Sequence[ModelCall]:
         return () if self.measurement is None else self.measurement.calls_for([self.width.name])
 
-    def consumed(
+    def at_points(
         self,
         candidates: Candidates,
         H_prev: Tensor,
         call: ModelCall,
-        routes: Sequence[Route],
+        points: Sequence[tuple[Axis, Side]],
         seed: int = 0,
         gradients: bool = False,
     ) -> list[Tensor | None]:
-        """Candidates in the inputs of some consumers, in a run of the model with the first producer's input given.
+        """Candidates at some points, such as consumers' inputs, in a run of the model with the producer's input given.
 
-        Candidates have no fan-out, so everything else is as without them. None for consumers that do not run.
+        Candidates have no fan-out, so everything else is as without them. None for points that the run does not reach.
         """
         count = len(candidates.fan_in)
         everything = replace(self.route, later=frozenset())  # a consumer may not run, so that the run goes on
@@ -141,18 +147,13 @@ class Trials:
             )  # fmt: skip
         found: dict[int, Tensor] = {}
         given = [H_prev]  # for the first call of the producer
-        watches = [
-            Watch(
-                self.model.get_submodule(self.route.producer.module),
-                "input",
-                lambda _: given.pop() if given else None,
-            )
-        ]
-        for number, route in enumerate(routes):
-            consumer = self.model.get_submodule(route.consumer.module)
-            watches.append(Watch(consumer, "input", partial(self._at_consumer, found, number, route, consumer, count)))
+        producer = self.model.get_submodule(self.route.producer.module)
+        watches = [Watch(producer, "input", lambda _: given.pop() if given else None)]
+        for number, (axis, side) in enumerate(points):
+            module = self.model.get_submodule(axis.module)
+            watches.append(Watch(module, side, partial(self._select_new, found, number, axis, module, count)))
         replay(self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
-        return [found.get(number) for number in range(len(routes))]
+        return [found.get(number) for number in range(len(points))]
 
     def passes(
         self,
@@ -180,22 +181,23 @@ class Trials:
             if not self.model.get_parameter(record.route.consumer.tensor).requires_grad:
                 continue
             for pair in (each for each in record.pairs if each.H.numel()):
-                if chain is None:
+                if chain is None or record.route.side == "output":
                     by_call.setdefault(id(pair.call), []).append((number, pair))
                 else:
-                    h = chain.consumed(candidates, pair.H_prev, pair.call, seed)
+                    h = chain.in_call(candidates, pair.H_prev, pair.call, seed)
                     passes[number].append(Pass(pair.H, h, pair.D, samples.of(pair.call)))
         for pairs in by_call.values():
-            routes, first = [records[number].route for number, _ in pairs], pairs[0][1]
-            found = self.consumed(candidates, first.H_prev, first.call, routes, seed)
+            points: Sequence[tuple[Axis, Side]] = [(records[number].route.consumer, "input") for number, _ in pairs]
+            first = pairs[0][1]
+            found = self.at_points(candidates, first.H_prev, first.call, points, seed)
             for (number, pair), each in zip(pairs, found, strict=True):
                 consumer = self.model.get_submodule(records[number].route.consumer.module)
                 if each is not None and rows_match(consumer, pair.H, each):
                     passes[number].append(Pass(pair.H, each, pair.D, samples.of(pair.call)))
         return passes
 
-    def chain(self, call: ModelCall) -> Chain | None:
-        """The chain to the consumer, if it gives the same as a run of the model, in evaluation and in training mode.
+    def verified_chain(self, call: ModelCall) -> Chain | None:
+        """The chain to the point, if it gives the same as a run of the model, in evaluation and in training mode.
 
         Dropout modules are off in both, as their masks would differ; a dropout that is no module is found this way.
         """
@@ -206,10 +208,10 @@ class Trials:
         H_prev = seen.get("H_prev")
         if H_prev is None:  # the producer does not run in evaluation mode
             return None
-        chain = Chain(self.model, self.width, route.producer, route.chain, route.flattened)
+        chain = Chain(self.model, self.width, route)
         if H_prev.is_floating_point():  # an example of zeros would show nothing
             H_prev = torch.randn(H_prev.shape, generator=torch.Generator().manual_seed(1)).to(H_prev)
-        weight = self.model.get_submodule(route.producer.module).weight
+        weight = chain.producer.weight
         assert isinstance(weight, Tensor)
         rows = weight.detach().movedim(route.producer.axis, 0)
         generator = torch.Generator().manual_seed(0)
@@ -223,8 +225,8 @@ class Trials:
         modes = [(module, "training", training and not isinstance(module, _DropoutNd)) for module in model.modules()]
         try:
             with temporary_attributes(modes), torch.no_grad():
-                (expected,) = self.consumed(candidates, H_prev, call, [self.route])
-                found = chain.consumed(candidates, H_prev, call)
+                (expected,) = self.at_points(candidates, H_prev, call, [(self.route.point, self.route.side)])
+                found = chain.in_call(candidates, H_prev, call)
         except Exception:  # from a module's own code, which may need more than its new neurons or a larger batch
             return False
         return (
@@ -274,13 +276,12 @@ class Trials:
             if count:
                 seen["new"] = select_neurons(h, module, positions[self.width.size :])
 
-    def _at_consumer(
-        self, found: dict[int, Tensor], number: int, route: Route, module: nn.Module, count: int, h: Tensor
+    def _select_new(
+        self, found: dict[int, Tensor], number: int, axis: Axis, module: nn.Module, count: int, h: Tensor
     ) -> None:
         if number not in found:
-            channel = 1 if isinstance(module, _ConvNd) else -1
-            columns = self.width.new_positions(route.consumer, count).flatten()
-            found[number] = h.index_select(channel, columns.to(h.device))
+            channel = 1 if isinstance(module, (_ConvNd, _NormBase)) else -1
+            found[number] = h.index_select(channel, self.width.new_positions(axis, count).flatten().to(h.device))
 
 
 def _keep(seen: dict[str, Tensor], key: str, tensor: Tensor) -> None:
