@@ -150,7 +150,7 @@ class Layer(Weights):
 
     @property
     def measurement(self) -> Measurement | None:
-        """The model on its latest inputs: at a look, that of all layers; None if inputs are not kept."""
+        """The model on its latest inputs, shared by all layers during a look; None if inputs are not kept."""
         if self.now.measurement is not None or self._buffer is None:
             return self.now.measurement
         return self._buffer.measurement()

@@ -56,7 +56,7 @@ def grown_tensors(
         count: number of additional neurons.
         fan_in: their weights in the first producer, count x per neuron x the rest; if None, the producer does not grow.
         bias: their biases in the first producer, count x per neuron; zero by default.
-        sources: for each, the present neuron whose per-neuron parameters (such as those of norms) it copies, or -1.
+        sources: for each, the present neuron from which it copies other parameters, such as a norm's scale, or -1.
         others: their weights in other producers, count x per neuron x the rest; random by default.
         alone: whether other producers contribute zero.
     """
@@ -116,7 +116,7 @@ def apply_weights(
 
     Args:
         module: the layer.
-        inputs: its inputs; if the axis is that of its inputs, those of the neurons only.
+        inputs: its inputs; for an axis of inputs, the inputs from the neurons only.
         weights: weights of the neurons along the axis, count x per neuron x the rest.
         axis: an axis of the layer's weight.
         biases: biases of the neurons, count x per neuron; zero by default.

@@ -25,14 +25,14 @@ MOST_WAITING = 2**20  # numbers of passes that wait until there are enough rows:
 
 @dataclass(frozen=True)
 class Record:
-    """What a window has recorded at one consumer. It is replaced, not modified.
+    """Fits and gradients at one consumer. It is replaced, not modified.
 
     Args:
-        products: of the latest steps, for the next fit.
+        products: products of inputs and candidates in the latest steps, for the next fit.
         new_rows: number of rows since the latest fit.
         coefficients: the latest fit; None before there are enough rows.
-        sums: of the gradients of fan-outs in each fold: folds x candidates x fan-out; first those without, then those
-            with what the present neurons express.
+        sums: sums of the gradients of fan-outs, folds x (2 candidates) x fan-out: of the parts that the fits leave,
+            then of the whole candidates.
         counts: number of rows in each fold.
         energy: sum of the mean squares of r.
         variance: sum of the variances of the candidates.
@@ -101,8 +101,8 @@ class Record:
     def _fitted(self, consumer: nn.Module, passes: Sequence[Pass], rows: int, means: Tensor) -> Sums[Record]:
         """Fit the candidates to the consumer's inputs in these passes, and in earlier ones if there are few rows.
 
-        Training changes the inputs, and what an old fit leaves of a candidate has parts of the present neurons, with
-        their gradients. So earlier steps are forgotten as soon as later ones have enough rows.
+        Training changes the inputs: after an old fit, a part of the present neurons remains in a candidate, with their
+        gradients. So earlier steps are forgotten as soon as later ones have enough rows.
 
         Args:
             consumer: the consumer.
@@ -128,7 +128,7 @@ class Record:
 
     @property
     def complete(self) -> bool:
-        """Whether the sums have both parts, which those of earlier versions have not."""
+        """Whether the sums have both halves; states of earlier versions have only the first."""
         return self.sums is None or self.energy is None or self.sums.shape[1] == 2 * len(self.energy)
 
     @property
@@ -145,7 +145,7 @@ class Record:
 
         Args:
             samples: number of different samples.
-            whole: with what the present neurons express.
+            whole: of the whole candidates, instead of the parts that the fits leave.
         """
         if self.sums is None or self.counts is None or self.energy is None or self.variance is None:
             return None

@@ -1,27 +1,26 @@
-r"""Would-be neurons over several steps: would their fan-out get the same gradient from other samples?
+r"""Candidates over several steps: would other samples give their fan-out the same gradient?
 
 A window has C candidates with fixed fan-in and no fan-out. At each step, with :math:`h_c` the input that the consumer
-would get from candidate c, and H the inputs that it gets now,
+would get from candidate c, and H its present inputs,
 
 .. math:: r_c = h_c - \beta_c [1, H]
 
-where :math:`\beta_c` is the least-squares fit of :math:`h_c`: what the consumer can express with its bias and its
-present inputs does not count. The fit is that of the same step, or of several steps together if each has few samples,
-and candidates of which it leaves less than a hundredth of the variance are left out. With :math:`D_i` the gradient at
-the consumer's output, divided by its root mean square at the step, sample i contributes :math:`D_i \otimes r_{ci}` to
-the gradient of the fan-out of candidate c.
+where :math:`\beta_c` is a least-squares fit, so that only the part counts that the consumer cannot express with its bias
+and its present inputs. The fit is made at each step, or over several steps if each has few samples. A candidate is left
+out if the fit leaves less than a hundredth of its variance. With :math:`D_i` the gradient at the consumer's output,
+divided by its root mean square at the step, sample i contributes :math:`D_i \otimes r_{ci}` to the gradient of the
+fan-out of candidate c.
 
-Each sample belongs to one of K = 16 folds for the whole training, so that what is seen twice stays in its fold. With
-:math:`S_k` the sum over the :math:`n_k` rows of fold k in all steps of the window, all candidates together, each
-divided by the root mean square of :math:`r_c`,
+Each sample belongs to one of K = 16 folds for the whole training, so that a sample that is seen twice stays in its
+fold. Let :math:`S_k` be the sum over the :math:`n_k` rows of fold k in all steps of the window, of all candidates
+together, each divided by the root mean square of :math:`r_c`. Then
 
 .. math:: P = \frac{\sum_{k \ne l} \langle S_k, S_l \rangle}{\sum_{k \ne l} n_k n_l}, \qquad
           v = \frac{\sum_k \|S_k\|^2 - P \sum_k n_k^2}{\sum_k n_k} \cdot \frac{m}{\sum_k n_k}
 
-P is an unbiased estimate of the squared norm of the mean gradient over all samples that there might be, however often
-samples are repeated, and v, with m the number of different samples in the window, of the variance of the gradient of
-one sample. (Of several positions of a sample, in sequences and images, all are rows of its fold.) So with M samples in
-the training set,
+P is an unbiased estimate of the squared norm of the mean gradient over all possible samples, however often samples are
+repeated. With m different samples in the window, v estimates the variance of the gradient of one sample. (In sequences
+and images, each position of a sample is a row of its fold.) So with M samples in the training set,
 
 .. math:: R = \frac{P}{v / M}, \qquad d = \frac{v^2}{T}, \qquad
           \sigma = \frac{M}{m} \sqrt{\frac{2}{d} \cdot \frac{(\sum_k n_k)^2}{\sum_{k \ne l} n_k n_l}}
@@ -32,12 +31,11 @@ sample. It is :math:`(K / (K - 2))^2` times the variance of the entries :math:`k
 :math:`\langle S_k, S_l \rangle / \sqrt{n_k n_l}` after centring, which is a little too large, divided by the squared
 number of times that a sample is repeated.
 
-The whole R is that of the gradient with what the present inputs express: of :math:`h_c` minus its mean in place of
-:math:`r_c`.
+The whole R has :math:`h_c` minus its mean in place of :math:`r_c`: it includes the part that the present inputs can
+express.
 
-If the width has several consumers, the inner products are the means of theirs, each divided by its own v. So R is the
-mean over consumers, and its error is smaller than theirs. Consumers that have gradients at less than half of the steps
-are left out.
+If the width has several consumers, their inner products, each divided by its v, are averaged. So R is the mean over
+consumers, with a smaller error. Consumers that have gradients at less than half of the steps are left out.
 
 Reference: the test of a mean in many dimensions of Chen and Qin, "A two-sample test for high-dimensional data with
 applications to gene-set testing" (Annals of Statistics 2010).
@@ -84,14 +82,14 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """Candidates, and the gradients of their fan-outs over the steps of the window. It is replaced, not modified.
+    """Candidates, and the gradients of their fan-outs over some steps. It is replaced, not modified.
 
     Args:
         fan_ins: weights of the candidates in the first producer and in the other ones, count x per neuron x the rest.
         biases: biases of the candidates in the first producer, count x per neuron; None if it has none.
-        records: what was recorded at each consumer.
+        records: fits and gradients at each consumer.
         shapes: shapes of the first producer's and each consumer's weight.
-        samples: the identities of the samples in this process, with repetitions; of very many, the smallest ones.
+        samples: the identities of the samples in this process, with repetitions; if there are many, the smallest ones.
         waiting: passes that are not in the records yet.
         steps: number of steps with gradients in the records.
     """
@@ -127,7 +125,7 @@ class Window:
         shapes = tuple((torch.Size(producer), torch.Size(consumer)) for producer, consumer in state["shapes"])
         window = Window.new(state["fan_ins"], state["biases"], shapes)
         waiting = window.waiting
-        if saved := state.get("waiting"):  # not in those of earlier versions
+        if saved := state.get("waiting"):  # earlier versions had none
             passes = tuple(tuple(tuple(Pass(*each) for each in step) for step in own) for own in saved["passes"])
             waiting = Waiting(**{**saved, "passes": passes})
         records = tuple(map(Record.from_state, state["records"]))

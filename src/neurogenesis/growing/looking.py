@@ -305,7 +305,7 @@ class SampleNotices:
 
     def __init__(self) -> None:
         self.measured: set[str] = set()  # layers whose activations have been measured
-        self._few: set[str] = set()  # layers with more neurons than samples, of which that has been said
+        self._few: set[str] = set()  # layers with more neurons than samples that were warned about
 
     def look(self, layers: Sequence[Layer]) -> tuple[str | None, str | None]:
         """What to say if nothing can be measured yet, and of layers with more neurons than samples."""

@@ -1,7 +1,7 @@
 r"""Recognize the samples of a training set by their inputs, and count them.
 
 The identity of a sample is a hash of some of its values, exact on every device: two items of batches with the same
-values are one sample. The number of different samples is that of different identities. Of many, only the smallest
+values are one sample. So the number of samples is the number of different identities. Of many, only the smallest
 :math:`k` identities are kept: if the largest of these is :math:`u` of the whole range of hashes, there are about
 :math:`(k - 1) / u` samples, with a relative error of :math:`1 / \sqrt{k}`. (Fewer than k are counted exactly.)
 

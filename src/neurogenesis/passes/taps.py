@@ -90,7 +90,7 @@ class Taps:
         self._inputs.clear()
 
     def optimizer_stepped(self) -> None:
-        """The next gradient is the first after a gradient step: what was recorded belongs to that step."""
+        """The next gradient is the first after a gradient step, to which all that was recorded belongs."""
         self._stepped = True
 
     def clear(self) -> None:
