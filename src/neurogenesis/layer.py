@@ -287,7 +287,7 @@ class Layer(Weights):
         return self._trials.passes(candidates, self.records, self._chains, self.now.samples, self.now.seed)
 
     def statistics(self, window: Window) -> Statistics | None:
-        """What a window of would-be neurons shows, in all processes; see `candidates.windows`."""
+        """What a window shows, on the samples of all processes; see `candidates.windows`."""
         return window.statistics(self.training_samples, self.processes)
 
     @property

@@ -26,7 +26,7 @@ class Candidates:
     Args:
         fan_in: weights in the producer, count x per neuron x the rest.
         bias: biases, count x per neuron; zero by default.
-        sources: for each, the index of the present neuron that it copies, or -1.
+        sources: for each, the present neuron that it copies, with its other parameters such as a norm's scale, or -1.
         others: weights in other producers, by their axes; random by default.
     """
 
@@ -41,10 +41,7 @@ def grown_tensors(
     width: Width,
     route: Route,
     count: int,
-    fan_in: Tensor | None = None,
-    bias: Tensor | None = None,
-    sources: Tensor | None = None,
-    others: Mapping[Axis, Tensor] | None = None,
+    candidates: Candidates | None = None,
     alone: bool = False,
 ) -> tuple[dict[str, Tensor], list[tuple[nn.Module, str, int]]]:
     """Tensors and module attributes for a run with additional neurons, up to their consumer.
@@ -54,24 +51,22 @@ def grown_tensors(
         width: the width that grows.
         route: where the width is watched.
         count: number of additional neurons.
-        fan_in: their weights in the first producer, count x per neuron x the rest; if None, the producer does not grow.
-        bias: their biases in the first producer, count x per neuron; zero by default.
-        sources: for each, the present neuron from which it copies other parameters, such as a norm's scale, or -1.
-        others: their weights in other producers, count x per neuron x the rest; random by default.
+        candidates: their weights; if None, the first producer does not grow.
         alone: whether other producers contribute zero.
     """
+    sources, others = (None, None) if candidates is None else (candidates.sources, candidates.others)
     tensors, generator = named_tensors(model), torch.Generator().manual_seed(0)
     lengths = lengths_of(model, route.producer.tensor)
     edits = []
     for axis in width.axes:
         old = tensors[axis.tensor]
         if axis.module == route.producer.module:
-            if fan_in is None:
+            if candidates is None:
                 continue
             shape = (count, axis.per_neuron, *old.movedim(axis.axis, 0).shape[1:])
-            given = fan_in if axis == route.producer else bias
+            given = candidates.fan_in if axis == route.producer else candidates.bias
             if axis.tensor == lengths:
-                given = torch.linalg.vector_norm(fan_in.reshape(count, axis.per_neuron, -1), dim=2)
+                given = torch.linalg.vector_norm(candidates.fan_in.reshape(count, axis.per_neuron, -1), dim=2)
             given = old.new_zeros(1).expand(shape) if given is None else given.reshape(shape)
             positions, values = stack_values(width, axis, given)
         elif axis.module in route.later:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,8 +24,6 @@ from .chains import Chain, ChainRun
 from .grown import Candidates, apply_weights, grown_tensors
 from .looks import Pass
 from .rows import rows_match
-
-Attributes = Sequence[tuple[nn.Module, str, int]]
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,24 @@ class Trials:
 
     def in_model(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
         """Activations of the present neurons and of candidates, from runs of the model with both."""
-        runs = self._runs(self._calls, seed, Candidates(fan_in), gradients=gradients)
+        count, point = len(fan_in), self.model.get_submodule(self.route.point.module)
+        positions = self.width.positions_after(self.route.point, count)
+        H: dict[int, Tensor] = {}
+        new: dict[int, Tensor] = {}
+
+        def split(call: int, h: Tensor) -> None:
+            if call not in H:  # of a layer called more than once, the first call counts
+                H[call] = select_neurons(h, point, positions[: self.width.size])
+                new[call] = select_neurons(h, point, positions[self.width.size :])
+
         with torch.set_grad_enabled(gradients):
-            H, new = (Activations([seen[key] for seen in runs]).latest(self._limit) for key in ("H", "new"))
-        return H, new
+            tensors, attributes = grown_tensors(self.model, self.width, self.route, count, Candidates(fan_in))
+        for number, call in enumerate(self._calls):
+            watch = Watch(point, self.route.side, partial(split, number))
+            replay(self.model, call, [watch], tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
+        with torch.set_grad_enabled(gradients):
+            present, added = (Activations(list(each.values())).latest(self._limit) for each in (H, new))
+        return present, added
 
     @torch.no_grad()
     def in_chains(self, fan_in: Tensor, seed: int) -> tuple[Activations, Activations] | None:
@@ -86,10 +98,22 @@ class Trials:
 
     def inputs_and_outputs(self, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs H_prev and outputs Z of the producer on the model's latest inputs, features x samples."""
-        runs = self._runs(self._calls, seed, inputs_and_outputs=True)
-        H_prev, Z = (torch.cat([seen[key].flatten(0, -2).T for seen in runs], 1) for key in ("H_prev", "Z"))
+        runs = [self._at_producer(call, seed) for call in self._calls]
+        H_prev, Z = (torch.cat([seen[side].flatten(0, -2).T for seen in runs], 1) for side in ("input", "output"))
         check_finite([H_prev, Z], f"activations of {self.width.name}")
         return H_prev, Z
+
+    def _at_producer(self, call: ModelCall, seed: int = 0, evaluation: bool = False) -> dict[Side, Tensor]:
+        """Input and output of the producer in a call of the model, if it runs."""
+        producer, seen = self.model.get_submodule(self.route.producer.module), dict[Side, Tensor]()
+
+        def keep(side: Side, tensor: Tensor) -> None:
+            seen.setdefault(side, tensor)  # of a layer called more than once, the first call counts
+
+        sides: tuple[Side, Side] = ("input", "output")
+        watches = [Watch(producer, side, partial(keep, side)) for side in sides]
+        replay(self.model, call, watches, seed=seed, evaluation=evaluation)
+        return seen
 
     def gradients(
         self, candidates: Candidates, fan_out: Tensor, record: ConsumerRecord, seed: int
@@ -141,10 +165,7 @@ class Trials:
         count = len(candidates.fan_in)
         everything = replace(self.route, later=frozenset())  # a consumer may not run, so that the run goes on
         with torch.set_grad_enabled(gradients):
-            tensors, attributes = grown_tensors(
-                self.model, self.width, everything, count, candidates.fan_in, candidates.bias, candidates.sources,
-                candidates.others,
-            )  # fmt: skip
+            tensors, attributes = grown_tensors(self.model, self.width, everything, count, candidates)
         found: dict[int, Tensor] = {}
         given = [H_prev]  # for the first call of the producer
         producer = self.model.get_submodule(self.route.producer.module)
@@ -204,8 +225,7 @@ class Trials:
         route = self.route
         if route.chain is None:
             return None
-        (seen,) = self._runs([call], 0, inputs_and_outputs=True, evaluation=True)
-        H_prev = seen.get("H_prev")
+        H_prev = self._at_producer(call, evaluation=True).get("input")
         if H_prev is None:  # the producer does not run in evaluation mode
             return None
         chain = Chain(self.model, self.width, route)
@@ -235,54 +255,9 @@ class Trials:
             and torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
         )
 
-    def _runs(
-        self,
-        calls: Sequence[ModelCall],
-        seed: int,
-        candidates: Candidates | None = None,
-        *,
-        inputs_and_outputs: bool = False,
-        gradients: bool = False,
-        evaluation: bool = False,
-    ) -> list[dict[str, Tensor]]:
-        """Run the model up to the consumer, with candidates if given; returns the recorded tensors of each call."""
-        route, count = self.route, 0 if candidates is None else len(candidates.fan_in)
-        tensors: Mapping[str, Tensor] = {}
-        attributes: Attributes = ()
-        if candidates is not None:
-            with torch.set_grad_enabled(gradients):
-                tensors, attributes = grown_tensors(
-                    self.model, self.width, route, count, candidates.fan_in, candidates.bias, candidates.sources
-                )
-        producer, point = (self.model.get_submodule(axis.module) for axis in (route.producer, route.point))
-        result = []
-        for call in calls:
-            seen: dict[str, Tensor] = {}
-            watches = [Watch(point, route.side, partial(self._at_point, seen, point, count))]
-            if inputs_and_outputs:
-                watches.append(Watch(producer, "input", partial(_keep, seen, "H_prev")))
-                watches.append(Watch(producer, "output", partial(_keep, seen, "Z")))
-            replay(
-                self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients,
-                evaluation=evaluation,
-            )  # fmt: skip
-            result.append(seen)
-        return result
-
-    def _at_point(self, seen: dict[str, Tensor], module: nn.Module, count: int, h: Tensor) -> None:
-        if "H" not in seen:  # of a layer called more than once, the first call counts
-            positions = self.width.positions_after(self.route.point, count)
-            seen["H"] = select_neurons(h, module, positions[: self.width.size])
-            if count:
-                seen["new"] = select_neurons(h, module, positions[self.width.size :])
-
     def _select_new(
         self, found: dict[int, Tensor], number: int, axis: Axis, module: nn.Module, count: int, h: Tensor
     ) -> None:
         if number not in found:
             channel = 1 if isinstance(module, (_ConvNd, _NormBase)) else -1
             found[number] = h.index_select(channel, self.width.new_positions(axis, count).flatten().to(h.device))
-
-
-def _keep(seen: dict[str, Tensor], key: str, tensor: Tensor) -> None:
-    seen.setdefault(key, tensor)

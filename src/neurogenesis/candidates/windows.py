@@ -5,11 +5,11 @@ would get from candidate c, and H its present inputs,
 
 .. math:: r_c = h_c - \beta_c [1, H]
 
-where :math:`\beta_c` is a least-squares fit, so that only the part counts that the consumer cannot express with its bias
-and its present inputs. The fit is made at each step, or over several steps if each has few samples. A candidate is left
-out if the fit leaves less than a hundredth of its variance. With :math:`D_i` the gradient at the consumer's output,
-divided by its root mean square at the step, sample i contributes :math:`D_i \otimes r_{ci}` to the gradient of the
-fan-out of candidate c.
+where :math:`\beta_c` is a least-squares fit, so that only the part counts that the consumer cannot express with its
+bias and its present inputs. The fit is made at each step, or over several steps if each has few samples. A candidate is
+left out if the fit leaves less than a hundredth of its variance. Let :math:`D_i` be the gradient at the consumer's
+output, divided by its root mean square at the step. Then sample i contributes :math:`D_i \otimes r_{ci}` to the
+gradient of the fan-out of candidate c.
 
 Each sample belongs to one of K = 16 folds for the whole training, so that a sample that is seen twice stays in its
 fold. Let :math:`S_k` be the sum over the :math:`n_k` rows of fold k in all steps of the window, of all candidates
