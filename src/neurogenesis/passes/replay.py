@@ -143,6 +143,7 @@ def replays(
     gradients: bool = False,
 ) -> Iterator[Callable[[ModelCall, Sequence[Watch]], None]]:
     """Context with a function that runs the model on a call until every watch has acted; arguments as in `replay`."""
+    devices = {tensor.device for tensor in model.parameters()}
 
     def run(call: ModelCall, watches: Sequence[Watch]) -> None:
         pending, constant = list(watches), [constant_calls(watch.module) for watch in watches]
@@ -163,7 +164,8 @@ def replays(
             stack.enter_context(restoring_attributes(model))  # a model may count its calls or store results
             for number, watch in enumerate(watches):
                 stack.callback(observe(watch.module, watch.side, partial(act, number, watch)).remove)
-            stack.enter_context(as_called(model, call, seed))
+            stack.enter_context(as_called(model, call, None))  # the state is restored once, after all runs
+            set_seed(devices, seed)
             if gradients:  # the second run of a checkpoint would lack our changes
                 stack.enter_context(without_checkpointing())
             with torch.set_grad_enabled(gradients), suppress(_StopRun):
@@ -175,6 +177,7 @@ def replays(
     with (
         internal_run(model),
         temporary_attributes(attributes),
+        random_state_restored(model),
         torch.compiler.set_stance("force_eager"),
     ):
         yield run
