@@ -73,7 +73,7 @@ class Substitution(TorchFunctionMode):
     Example:
         >>> layer = nn.Linear(2, 1, bias=False)
         >>> with Substitution({layer.weight: torch.tensor([[3.0, 4.0, 5.0]])}):
-        ...     float(layer(torch.ones(3))), layer.weight.shape
+        ...     float(layer(torch.ones(3)).detach()), layer.weight.shape
         (12.0, torch.Size([1, 3]))
     """
 
