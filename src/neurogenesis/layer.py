@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -12,57 +13,26 @@ from torch import Tensor, nn
 
 from . import metrics
 from .candidates.bridge import Bridge
-from .candidates.chains import consumed_by_chain, verified_chain
-from .candidates.grown import stack_values
+from .candidates.chains import Chain
+from .candidates.grown import Candidates
 from .candidates.looks import Pass
-from .candidates.rows import rows_match
-from .candidates.trials import Candidates, Trials
+from .candidates.steps import Look, windows_after
+from .candidates.trials import Trials
+from .candidates.weights import Weights, scaled_like, scaled_to
+from .candidates.windows import Statistics, Window
 from .passes.activations import Activations
 from .passes.buffers import Buffer
+from .passes.context import StepContext
 from .passes.measurements import Measurement
 from .passes.processes import ALONE, Processes
-from .passes.records import ConsumerRecord, NotFinite, Pair, check_finite
+from .passes.records import ConsumerRecord, NotFinite, check_finite, input_scale
 from .passes.replay import ModelCall
 from .passes.routes import Route
-from .passes.samples import Samples
 from .passes.untrained import Untrained
 from .structure.axes import Axis
-from .structure.fills import FanIn
-from .structure.weight_norm import lengths_of, weight_of
 from .structure.widths import Width
 
 Requirement = Literal["activations", "gradients", "fan-out gradients", "trials"]  # of triggers and initializations
-LossWith = Callable[[Mapping[tuple[str, int], Tensor]], float]
-
-
-@dataclass(frozen=True)
-class StepContext:
-    """The state of a layer that changes from step to step.
-
-    Args:
-        step: number of gradient steps taken.
-        seed: seed of the layer's random numbers at this step.
-        find_fan_ins: computes the distribution of random fan-ins, by parameter.
-        loss_with: maps the values of one new neuron to the loss with it; None if the loss cannot be evaluated again.
-        samples: the samples of the passes since the last step, and how many there are in the training set.
-        measurement: the model on its latest inputs; None if it is not being looked at.
-        untrained: the model before training, until every layer has been measured in it.
-        processes: the processes that train the model together.
-    """
-
-    step: int = 0
-    seed: int = 0
-    find_fan_ins: Callable[[], Mapping[str, FanIn]] = dict
-    loss_with: LossWith | None = None
-    samples: Samples = field(default_factory=Samples)
-    measurement: Measurement | None = None
-    untrained: Untrained | None = None
-    processes: Processes = ALONE
-
-    @cached_property
-    def fan_ins(self) -> Mapping[str, FanIn]:
-        """Distribution of random fan-ins, by parameter."""
-        return self.find_fan_ins()
 
 
 def stable_repr(function: object) -> str:
@@ -71,7 +41,7 @@ def stable_repr(function: object) -> str:
     return repr(function) if name is None else f"{getattr(function, '__module__', None)}.{name}"
 
 
-class Layer:
+class Layer(Weights):
     """A width with its producer and consumer, and what was recorded of them in training.
 
     A trigger takes a layer and returns how many neurons to add; an initialization takes one and returns their weights.
@@ -82,7 +52,8 @@ class Layer:
         model: the model.
         width: the width.
         route: where the width is watched, or None if it cannot be.
-        bridge: the shape of the width's bridge, or None if gradients are not watched.
+        records_gradients: whether the gradients at its consumers are recorded in training.
+        bridge: the shape of the width's bridge, if the trigger or the initialization uses it.
         convolutional_network: whether the network has convolutions.
         example: an input of the model, or None.
         initial: the size when growth began.
@@ -90,7 +61,7 @@ class Layer:
         out_of_budget: whether one more step of growth would take more parameters than there may be.
         memory: numbers, and containers of numbers and tensors, that a trigger keeps from step to step; saved with the
             `Grower`. Replace tensors instead of modifying them.
-        now: state that changes from step to step.
+        now: state that changes from step to step; see `during`.
     """
 
     def __init__(
@@ -100,12 +71,14 @@ class Layer:
         route: Route | None = None,
         *,
         convolutional_network: bool = False,
+        records_gradients: bool = False,
         bridge: Bridge | None = None,
         buffer: Buffer | None = None,
         example: ModelCall | None = None,
     ):
-        self.model, self.width, self.route, self.bridge = model, width, route, bridge
+        super().__init__(model, width, route)
         self.convolutional_network, self.example = convolutional_network, example
+        self.records_gradients, self.bridge = records_gradients, bridge
         self.initial = width.size
         self.maximum: int | None = None
         self.out_of_budget = False
@@ -114,16 +87,17 @@ class Layer:
         self.records = [] if route is None else [ConsumerRecord(model, width, each) for each in (route, *route.others)]
         self._buffer = None if route is None else buffer
 
+    @contextmanager
+    def during(self, now: StepContext) -> Iterator[None]:
+        """Inside the context, the layer is as at this time; only its step is remembered."""
+        before, self.now = self.now, now
+        try:
+            yield
+        finally:
+            self.now = replace(before, step=now.step)
+
     def __repr__(self) -> str:
         return f"Layer({self.name!r}, size={self.size})"
-
-    @property
-    def name(self) -> str:
-        return self.width.name
-
-    @property
-    def size(self) -> int:
-        return self.width.size
 
     @property
     def step(self) -> int:
@@ -132,13 +106,13 @@ class Layer:
 
     @property
     def processes(self) -> Processes:
-        """The processes that train the model together."""
+        """The processes that train the model together: activations, gradients and statistics are those of all."""
         return self.now.processes
 
     @property
     def training_samples(self) -> float:
         """Number of samples in the training set, as far as it is known."""
-        return self.now.samples.number(self.processes)
+        return self.now.samples.number()
 
     @property
     def full(self) -> bool:
@@ -147,63 +121,11 @@ class Layer:
 
     # --- weights -----------------------------------------------------------------------------------------
 
-    @cached_property
-    def producer(self) -> Axis:
-        """Rows of the first layer that produces the width."""
-        if self.route is not None:
-            return self.route.producer
-        weights = [axis for axis in self.width.producers if self.tensor(axis).ndim > 1]
-        return max(weights, key=lambda axis: self.tensor(axis).numel())  # the layer itself, not a norm
-
-    @cached_property
-    def consumer(self) -> Axis:
-        """Columns of the first layer that consumes the width."""
-        return self.route.consumer if self.route is not None else self.consumers[0]
-
-    @cached_property
-    def consumers(self) -> list[Axis]:
-        """Columns of all layers that consume the width."""
-        return self.width.consumers
-
-    def tensor(self, axis: Axis) -> Tensor:
-        """Parameter of an axis; under weight norm, the weight computed from it."""
-        return weight_of(self.model, axis.tensor)
-
-    @cached_property
-    def lengths(self) -> Axis | None:
-        """Norms of the producer's rows, if it is under weight norm."""
-        name = lengths_of(self.model, self.producer.tensor)
-        return next((axis for axis in self.width.producers if axis.tensor == name), None)
-
-    def of_neurons(self, axis: Axis, tensor: Tensor | None = None) -> Tensor:
-        """Parameter of an axis, or a tensor of its shape, as neurons x per neuron x the rest."""
-        return self.width.neurons(axis, self.tensor(axis) if tensor is None else tensor)
-
-    def norms(self, axis: Axis, tensor: Tensor | None = None) -> Tensor:
-        """Norm of each neuron's part of a parameter, or of a tensor of its shape."""
-        return self.width.norms(axis, self.tensor(axis) if tensor is None else tensor)
-
-    @property
-    def weight(self) -> Tensor:
-        """Weights of the producer, neurons x fan-in, without biases."""
-        return self.of_neurons(self.producer).flatten(1)
-
-    @property
-    def fan_in(self) -> int:
-        return self.tensor(self.producer).movedim(self.producer.axis, 0)[0].numel() * self.producer.per_neuron
-
     def weight_rank(self, eps: float = 0.01) -> int:
         """Effective rank of the producer's weights."""
         weight = self.weight
         check_finite([weight], f"weights of {self.name}")
         return metrics.quick_rank(weight, eps)
-
-    def fan_out_norms(self) -> Tensor:
-        """Norm of each neuron's outgoing weights over all consumers."""
-        parameters = dict(self.model.named_parameters())
-        norms = [self.norms(axis).float() for axis in self.consumers if axis.tensor in parameters]
-        together: Tensor = torch.stack(norms).norm(dim=0)
-        return together
 
     # --- activations and gradients -----------------------------------------------------------------------
 
@@ -228,7 +150,7 @@ class Layer:
 
     @property
     def measurement(self) -> Measurement | None:
-        """The model on its latest inputs: at a look, that of all layers; None if inputs are not kept."""
+        """The model on its latest inputs, shared by all layers during a look; None if inputs are not kept."""
         if self.now.measurement is not None or self._buffer is None:
             return self.now.measurement
         return self._buffer.measurement()
@@ -275,11 +197,6 @@ class Layer:
         return f"{seen.columns} of {2 * self.size} activations per neuron seen"
 
     @property
-    def records_gradients(self) -> bool:
-        """Whether the gradients at its consumers are recorded in training."""
-        return self.bridge is not None
-
-    @property
     def has_gradients(self) -> bool:
         """Whether a backward pass has reached the first consumer since the last step."""
         return self.record is not None and bool(self.record.pairs)
@@ -287,24 +204,21 @@ class Layer:
     @property
     def gradient_norms(self) -> Mapping[str, Tensor]:
         """Norms of the gradients of fan-in and fan-out, per neuron."""
-        return {} if self.record is None else self.record.norms(self.processes)
+        return {} if self.record is None else self.record.gradient_norms
 
     def auxiliary_gradient(self) -> Tensor:
         """Gradient of the bridge, summed over the passes since the last step."""
-        assert self.bridge is not None and self.record is not None
-        total = sum(self.bridge.gradient(pair.H_prev, pair.D) for pair in self.record.pairs)
-        assert isinstance(total, Tensor)
-        total = self.processes.mean(total)
+        bridge, record = self.bridge, self.record
+        assert bridge is not None and record is not None
+        total = record.total(lambda pair: bridge.gradient(pair.H_prev, pair.D))
         check_finite([total], f"gradients of {self.name}")
         return total
 
     def auxiliary_bound(self) -> float:
         """Cheap upper bound on the norm of the auxiliary gradient."""
-        assert self.bridge is not None and self.record is not None
-        bound = sum(self.bridge.bound(pair.H_prev, pair.D) for pair in self.record.pairs)
-        return float(
-            self.processes.mean(torch.tensor(bound, dtype=torch.float64, device=self.record.pairs[0].D.device))
-        )
+        bridge, record = self.bridge, self.record
+        assert bridge is not None and record is not None
+        return float(record.total(lambda pair: bridge.bound(pair.H_prev, pair.D)))
 
     # --- trial runs --------------------------------------------------------------------------------------
 
@@ -329,27 +243,23 @@ class Layer:
         self, fan_in: Tensor, fan_out: Tensor, bias: Tensor | None = None, sources: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Gradients of the fan-in and fan-out of candidates; see `candidates.trials`."""
-        pairs = () if self.record is None else self.record.pairs
-        found = self._trials.gradients(Candidates(fan_in, bias, sources), fan_out, pairs, self.now.seed)
-        fan_in_gradient, fan_out_gradient = map(self.processes.mean, found)
-        check_finite([fan_in_gradient, fan_out_gradient], f"gradients of {self.name}")
-        return fan_in_gradient, fan_out_gradient
-
-    @cached_property
-    def other_producers(self) -> list[Axis]:
-        """Rows of the other layers that produce the width."""
-        own = self.producer.module
-        return [a for a in self.width.producers if a.module != own and self.tensor(a).ndim > 1]
+        trials, record = self._trials, self.record
+        assert record is not None
+        found = trials.gradients(Candidates(fan_in, bias, sources), fan_out, record, self.now.seed)
+        check_finite(found, f"gradients of {self.name}")
+        return found
 
     def random_fan_ins(self, count: int, generator: torch.Generator) -> list[Tensor]:
         """Random fan-in of `count` neurons in the first producer and in the other ones."""
         return [self.default(axis, count, generator) for axis in (self.producer, *self.other_producers)]
 
     @cached_property
-    def _has_chain(self) -> list[bool]:
-        """Whether there is a shortcut to each consumer."""
-        assert self.example is not None
-        return [verified_chain(self.model, self.width, record.route, self.example) for record in self.records]
+    def _chains(self) -> list[Chain | None]:
+        """The shortcut for candidates on each route, if there is one."""
+        if self.example is None:
+            return [None] * len(self.records)
+        trials = [Trials(self.model, self.width, each.route, None) for each in self.records]
+        return [each.verified_chain(self.example) for each in trials]
 
     def random_biases(self, fan_in: Tensor, generator: torch.Generator) -> Tensor | None:
         """Random biases of neurons, count x per neuron, so that the kinks of rectifiers are spread over the inputs.
@@ -361,16 +271,7 @@ class Layer:
             return None
         numbers = torch.rand(len(fan_in), self.bias.per_neuron, generator=generator).mul_(2).sub_(1).to(fan_in)
         entries = (3 * fan_in.flatten(1).square().mean(1, keepdim=True)).sqrt()  # of a uniform distribution
-        return numbers * entries * self._input_scale().to(fan_in)
-
-    def _input_scale(self) -> Tensor:
-        """Root mean square of the producer's inputs in the recorded passes of all processes; 1 if there are none."""
-        inputs = next(([pair.H_prev for pair in record.pairs] for record in self.records if record.pairs), [])
-        if not inputs:
-            return torch.ones(())
-        floating = [each.detach().to(torch.promote_types(each.dtype, torch.float32)) for each in inputs]
-        squares = sum(torch.linalg.vector_norm(each).square() for each in floating)
-        return self.processes.mean(torch.as_tensor(squares) / sum(each.numel() for each in inputs)).sqrt()
+        return numbers * entries * input_scale(self.records).to(fan_in)
 
     def passes_with(self, fan_ins: Sequence[Tensor], biases: Tensor | None = None) -> list[list[Pass]]:
         """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.
@@ -383,32 +284,17 @@ class Layer:
             biases: biases of the candidates in the first producer, as of `random_biases`; zero by default.
         """
         candidates = Candidates(fan_ins[0], biases, others=dict(zip(self.other_producers, fan_ins[1:], strict=True)))
-        passes: list[list[Pass]] = [[] for _ in self.records]
-        by_call: dict[int, list[tuple[int, Pair]]] = {}  # in one run of the model, all consumers without a shortcut
-        for number, record in enumerate(self.records):
-            if not self.model.get_parameter(record.route.consumer.tensor).requires_grad:
-                continue
-            for pair in record.pairs:
-                if pair.H.numel() and not self._has_chain[number]:
-                    by_call.setdefault(id(pair.call), []).append((number, pair))
-                elif pair.H.numel():
-                    given = candidates, pair.H_prev, pair.call, self.now.seed
-                    h = consumed_by_chain(self.model, self.width, record.route, *given)
-                    passes[number].append(Pass(pair.H, h, pair.D, self.now.samples.of(pair.call)))
-        for pairs in by_call.values():
-            routes, pair = [self.records[number].route for number, _ in pairs], pairs[0][1]
-            found = self._trials.consumed(candidates, pair.H_prev, pair.call, routes, self.now.seed)
-            for (number, pair), each in zip(pairs, found, strict=True):
-                module = self.model.get_submodule(self.records[number].route.consumer.module)
-                if each is not None and rows_match(module, pair.H, each):
-                    passes[number].append(Pass(pair.H, each, pair.D, self.now.samples.of(pair.call)))
-        return passes
+        return self._trials.passes(candidates, self.records, self._chains, self.now.samples, self.now.seed)
+
+    def statistics(self, window: Window) -> Statistics | None:
+        """What a window shows, on the samples of all processes; see `candidates.windows`."""
+        return window.statistics(self.training_samples, self.processes)
 
     @property
     def _trials(self) -> Trials:
         if self.route is None:
             raise ValueError(f"{self.name} cannot be watched: candidates cannot be tried")
-        return Trials(self.model, self.width, self.route, self.measurement)
+        return Trials(self.model, self.width, self.route, self.measurement, self._chains[0])
 
     # --- weights for growth ------------------------------------------------------------------------------
 
@@ -431,37 +317,25 @@ class Layer:
             return scaled_like(new, self.weight)
         return scaled_to(new, fan_in.length * self.producer.per_neuron**0.5)
 
-    def change(self, axis: Axis, neurons: Tensor, added: Tensor) -> Tensor:
-        """Change of a parameter that adds `added`, neurons x per neuron x the rest, to the given neurons."""
-        result = torch.zeros_like(self.tensor(axis))
-        positions = self.width.positions(axis)[neurons].flatten().to(result.device)
-        return result.index_add_(axis.axis, positions, added.flatten(0, 1).movedim(0, axis.axis).to(result))
 
-    def values(self, axis: Axis, new: Tensor) -> Tensor:
-        """Convert values of new neurons, count x per neuron x the rest, to the layout that `grow` takes."""
-        rest = self.tensor(axis).movedim(axis.axis, 0).shape[1:]
-        return stack_values(self.width, axis, new.reshape(len(new), axis.per_neuron, *rest))[1]
+def after_step(
+    layers: Sequence[Layer], windows: Sequence[Window], last: Callable[[Layer, Window], bool]
+) -> list[Window]:
+    """The windows of layers with the passes since the last step, of all processes.
 
-    @cached_property
-    def biases(self) -> list[Axis]:
-        """One-dimensional parameters of the first producer along the width."""
-        return [a for a in self.width.axes if a.module == self.producer.module and self.tensor(a).ndim == 1]
-
-    @cached_property
-    def bias(self) -> Axis | None:
-        """The biases of the first producer, if it has any."""
-        return next((axis for axis in self.biases if axis.tensor.rpartition(".")[2] == "bias"), None)
-
-
-def scaled_like(new: Tensor, present: Tensor) -> Tensor:
-    """Scale vectors (first axis) to the mean norm of the present ones; unchanged if that is 0."""
-    return scaled_to(new, float(present.flatten(1).norm(dim=1).mean()))
-
-
-def scaled_to(new: Tensor, norm: float) -> Tensor:
-    """Scale vectors (first axis) to a norm; unchanged if that is 0."""
-    if not norm > 0:
-        return new
-    norms = new.flatten(1).norm(dim=1).clamp_min(torch.finfo(new.dtype).tiny)
-    scaled: Tensor = new * (norm / norms).reshape(-1, *[1] * (new.ndim - 1))
-    return scaled
+    Args:
+        layers: the layers.
+        windows: their windows so far.
+        last: whether a window of a layer ends with its latest look.
+    """
+    looks = [
+        Look(
+            layer.name,
+            window,
+            [layer.model.get_submodule(record.route.consumer.module) for record in layer.records],
+            partial(layer.passes_with, window.fan_ins, window.biases),
+            partial(last, layer),
+        )
+        for layer, window in zip(layers, windows, strict=True)
+    ]
+    return windows_after(looks, layers[0].processes if layers else ALONE)

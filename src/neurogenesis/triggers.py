@@ -17,9 +17,9 @@ from typing import ClassVar, Literal, get_args
 import torch
 
 from . import metrics
-from .candidates.windows import Statistics, Window, after_look, record_waiting
+from .candidates.windows import Statistics, Window
 from .defaults import FACTOR, GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
-from .layer import Layer, Requirement, stable_repr
+from .layer import Layer, Requirement, after_step, stable_repr
 from .metrics import Metric
 from .passes.activations import Activations
 from .passes.records import NotFinite, check_finite
@@ -370,8 +370,9 @@ class Need(Trigger):
 
     def decide(self, layers: Sequence[Layer]) -> list[Decision]:
         reached = [layer for layer in layers if any(record.pairs for record in layer.records)]
-        groups = layers[0].processes.together(reached) if layers else []
-        windows = [own for group in groups for own in self._after_step(group)]
+        before = [self._window(layer) for layer in reached]
+        after = after_step(reached, before, lambda layer, window: window.looks >= self._planned(layer, window)[0])
+        windows = list(zip(before, after, strict=True))
         found = [self._found(layer, *own) for layer, own in zip(reached, windows, strict=True)]
         earlier = [layer.memory.get("most", 0.0) for layer in reached]
         most = max([0.0, *earlier, *(each.whole for each in found if each is not None)])
@@ -397,7 +398,7 @@ class Need(Trigger):
             raise
         if window.steps == before.steps or window.steps < self._planned(layer, window)[0]:
             return None
-        return window.statistics(layer.training_samples, layer.processes)
+        return layer.statistics(window)
 
     def _decision(self, layer: Layer, before: Window, window: Window, found: Statistics | None) -> Decision:
         """Go on with a window, or decide by what it shows."""
@@ -447,27 +448,6 @@ class Need(Trigger):
         wanted = math.ceil(enough * window.looks / window.items)
         looks = min(max(wanted, _LEAST_LOOKS), _MOST_LOOKS, length)
         return looks, length // looks
-
-    def _after_step(self, layers: Sequence[Layer]) -> list[tuple[Window, Window]]:
-        """The window of each layer before and after this step."""
-        before = [self._window(layer) for layer in layers]
-        paths = [[record.route.consumer.module for record in layer.records] for layer in layers]
-        consumers = [[layers[0].model.get_submodule(path) for path in own] for own in paths]
-        passes = [
-            layer.passes_with(window.fan_ins, window.biases) for layer, window in zip(layers, before, strict=True)
-        ]
-        processes = layers[0].processes
-        named = {layer.name: window for layer, window in zip(layers, before, strict=True)}
-        after = after_look(named, consumers, passes, processes)
-        due = [
-            number
-            for number, (layer, window) in enumerate(zip(layers, after, strict=True))
-            if window.looks and window.due(consumers[number], window.looks >= self._planned(layer, window)[0])
-        ]
-        found = record_waiting([after[number] for number in due], [consumers[number] for number in due], processes)
-        for number, window in zip(due, found, strict=True):
-            after[number] = window
-        return [(old, window.with_copies(old)) for old, window in zip(before, after, strict=True)]
 
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
         window, consumers = self._saved_window(layer), [record.route.consumer for record in layer.records]

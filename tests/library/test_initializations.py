@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import neurogenesis as ng
 from neurogenesis import initializations as how
 from neurogenesis import metrics
-from neurogenesis.candidates.grown import grown_tensors
+from neurogenesis.candidates.grown import Candidates, grown_tensors
 from neurogenesis.passes.records import NotFinite
 from neurogenesis.strategies import INITIALIZATIONS
 from tests import oracles, promises
@@ -356,9 +356,8 @@ def test_gradmax_gives_no_more_neurons_than_the_next_layer_has() -> None:
 def _other_producer(layer: ng.Layer, index: int) -> tuple[Tensor, Tensor]:
     """The rows of the second producer in a trial of three candidates, the first a copy of neuron 0."""
     assert layer.route is not None
-    tensors, _ = grown_tensors(
-        layer.model, layer.width, layer.route, 3, torch.zeros(3, 1, 6), None, torch.tensor([0, -1, -1])
-    )
+    candidates = Candidates(torch.zeros(3, 1, 6), sources=torch.tensor([0, -1, -1]))
+    tensors, _ = grown_tensors(layer.model, layer.width, layer.route, 3, candidates)
     return tensors["b.weight"][4 + index][None], tensors["b.bias"][4 + index][None]
 
 
@@ -443,8 +442,8 @@ def test_nest_keeps_the_convolutional_candidates_that_lower_the_loss_most() -> N
         tried.append(float(loss_of(twin, x)))
         return tried[-1]
 
-    layer.now = replace(layer.now, loss_with=loss_with)
-    neurons = nest(layer, 2, torch.Generator().manual_seed(0))
+    with layer.during(replace(layer.now, loss_with=loss_with)):
+        neurons = nest(layer, 2, torch.Generator().manual_seed(0))
     best = sorted(range(7), key=lambda i: tried[i])[:2]
     assert len(tried) == 7
     fan_in = layer.random_fan_in(7, torch.Generator().manual_seed(0))

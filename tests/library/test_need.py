@@ -20,8 +20,10 @@ from neurogenesis.candidates import windows
 from neurogenesis.candidates.fits import RIDGE
 from neurogenesis.candidates.folds import fan_out_gradient, fold_gradients
 from neurogenesis.candidates.looks import Pass, joined, sampled_rows
+from neurogenesis.candidates.record import ENOUGH_ROWS
 from neurogenesis.candidates.rows import row_samples
-from neurogenesis.candidates.windows import ENOUGH_ROWS, Statistics, Window, after_look, record_waiting
+from neurogenesis.candidates.steps import after_look, record_waiting
+from neurogenesis.candidates.windows import Statistics, Window
 from neurogenesis.passes.processes import Processes
 from neurogenesis.passes.samples import FOLDS, folds, mixed
 from neurogenesis.surgery.planning import plan_neurons
@@ -61,7 +63,7 @@ def supported_layers() -> Iterator[tuple[Case, str, bool]]:
         if grower is not None:
             for layer in grower.layers:
                 if layer.has_gradients and not layer.tensor(layer.consumer).is_complex():
-                    yield case, layer.name, any(layer._has_chain)
+                    yield case, layer.name, any(layer._chains)
 
 
 SUPPORTED = list(supported_layers())
@@ -126,7 +128,7 @@ def test_the_shortcut_gives_the_same_as_a_run_of_the_model(case: Case, name: str
     biases = layer.random_biases(fan_ins[0], torch.Generator().manual_seed(2))
     with torch.no_grad():
         short = layer.passes_with(fan_ins, biases)
-        layer.__dict__["_has_chain"] = [False] * len(layer.records)
+        layer.__dict__["_chains"] = [None] * len(layer.records)
         full = layer.passes_with(fan_ins, biases)
     for a, b in zip(itertools.chain(*short), itertools.chain(*full), strict=True):
         torch.testing.assert_close(a.h, b.h, rtol=1e-4, atol=1e-6)
@@ -700,7 +702,8 @@ def test_a_window_outlives_the_growth_of_neighbours(
     kind: str, grown: str, watched: str, kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a rate of zero and equal batches, each step has the same gradient, for old fan-outs."""
-    monkeypatch.setattr("neurogenesis.candidates.windows.ENOUGH_ROWS", 2)  # so that no passes wait
+    for place in ("record", "windows"):
+        monkeypatch.setattr(f"neurogenesis.candidates.{place}.ENOUGH_ROWS", 2)  # so that no passes wait
     torch.manual_seed(0)
     model = {"dense": lambda: mlp(6, 3, 4, 3), "conv": small_vgg, "joined": Joined}[kind]()
     example = torch.randn(64, 2, 8, 8) if kind == "conv" else torch.randn(64, 6)
@@ -1158,7 +1161,7 @@ def test_a_shortcut_found_with_an_example_of_zeros_is_right() -> None:
 
     model = InPlace()
     grower = ng.Grower(model, torch.optim.SGD(model.parameters(), lr=0.1), "need", example=torch.zeros(2, 6))
-    assert grower.layers[0]._has_chain == [False]
+    assert grower.layers[0]._chains == [None]
 
 
 class FunctionalDropout(nn.Module):
@@ -1178,7 +1181,7 @@ def test_the_shortcut_is_not_taken_past_a_dropout_that_is_no_module(dropped: boo
     (layer,) = grower.layers
     with torch.no_grad():
         ((one,),) = layer.passes_with([torch.ones(5, 1, 6)])
-    assert layer._has_chain == [not dropped]
+    assert [chain is not None for chain in layer._chains] == [not dropped]
     assert 0.3 * dropped <= float((one.h == 0).double().mean()) <= 0.7 * dropped
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,7 +33,9 @@ def trials_of(model: nn.Module, batches: Sequence[Any], **options: Any) -> dict[
     found = {}
     for layer in grower.layers:
         assert layer.route is not None
-        found[layer.name] = layer, Trials(model, layer.width, layer.route, grower.buffer.measurement())
+        trials = Trials(model, layer.width, layer.route, grower.buffer.measurement())
+        with torch.no_grad():
+            found[layer.name] = layer, replace(trials, chain=trials.verified_chain(layer.example))
     return found
 
 
@@ -156,7 +159,7 @@ CHAINS: dict[str, tuple[Callable[[], nn.Module], list[Tensor], str]] = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_usual_layers_have_chains(name: str, training: bool, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for a part of the latest samples, computed in small parts, and with the norms' running statistics."""
-    monkeypatch.setattr("neurogenesis.candidates.recorded._CHUNK_ENTRIES", 1000)
+    monkeypatch.setattr("neurogenesis.candidates.chains._CHUNK_ENTRIES", 1000)
     make, batches, width = CHAINS[name]
     torch.manual_seed(0)
     model = make()
@@ -211,12 +214,62 @@ def test_dropout_leaves_no_chain_in_training() -> None:
     assert_same(fast, slow)
 
 
-def test_modules_with_hooks_of_others_leave_no_chain() -> None:
+def test_hooks_of_others_are_followed_or_leave_no_chain() -> None:
     for number in (0, 1):
         model = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
         model[number].register_forward_hook(lambda module, args, output: output * 2)
         layer, trials = trials_of(model, images(20, 6))["0"]
-        assert in_both_ways(layer, trials)[0] is None
+        fast, slow = in_both_ways(layer, trials)
+        assert (fast is None) == (number == 0)
+        if fast is not None:
+            assert_same(fast, slow)
+
+
+class OwnActivation(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x)
+
+
+class Flattens(nn.Module):
+    """An activation function of its own, and an image that is flattened by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.pool = nn.Conv2d(2, 5, 3), OwnActivation(), nn.MaxPool2d(2)
+        self.second = nn.Linear(45, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(torch.flatten(self.pool(self.act(self.first(x))), 1))
+        return out
+
+
+def test_modules_of_other_kinds_have_chains_if_they_give_the_same() -> None:
+    torch.manual_seed(0)
+    layer, trials = trials_of(Flattens(), images(6, 2, 8, 8))["first"]
+    fast, slow = in_both_ways(layer, trials)
+    assert fast is not None
+    assert_same(fast, slow)
+
+
+class Later(nn.Module):
+    """Code between the modules that runs only when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.relu, self.second, self.told = nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x)
+        out: Tensor = self.second(self.relu(z * 2 if self.told else z))
+        return out
+
+
+def test_a_run_that_does_not_take_the_chain_is_noticed() -> None:
+    model = Later()
+    layer, trials = trials_of(model, images(20, 6))["first"]
+    assert in_both_ways(layer, trials)[0] is not None
+    model.told = True
+    assert in_both_ways(layer, trials)[0] is None
 
 
 class WritesOver(nn.Module):

@@ -181,3 +181,41 @@ def test_a_schedule_without_a_final_width_says_so() -> None:
     step(model, optimizer, torch.randn(5, 10))
     with pytest.raises(ValueError, match="no final size for 0"):
         grower.step()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bridge", "recorded"),
+    [("need", False, True), ("gradmax", True, True), ("nest", True, True), ("north-random", False, False)],
+)
+def test_a_bridge_is_kept_for_those_who_use_it_and_gradients_are_recorded_for_all_who_do(
+    strategy: str, bridge: bool, recorded: bool
+) -> None:
+    model = mlp(6, 5, 3)
+    grower = ng.Grower(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy, example=torch.randn(4, 6))
+    (layer,) = grower.layers
+    assert (layer.bridge is not None) == bridge
+    model(torch.randn(4, 6)).sum().backward()
+    assert layer.has_gradients == recorded == layer.records_gradients
+
+
+def test_a_layer_remembers_nothing_of_a_look_but_its_step() -> None:
+    seen = []
+
+    def trigger(layer: ng.Layer) -> int:
+        seen.append((layer.step, layer.now.measurement is not None, layer.now.seed))
+        if layer.step == 2:
+            raise ArithmeticError("on purpose")
+        return 1
+
+    model = mlp(6, 5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    grower = ng.Grower(model, optimizer, ng.Strategy(trigger), example=torch.randn(4, 6))
+    (layer,) = grower.layers
+    step(model, optimizer, torch.randn(4, 6))
+    grower.step()
+    step(model, optimizer, torch.randn(4, 6))
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        grower.step()
+    assert [each[:2] for each in seen] == [(1, True), (2, True)]
+    assert seen[0][2] != seen[1][2]
+    assert (layer.step, layer.now.measurement, layer.now.seed) == (2, None, 0)

@@ -12,6 +12,7 @@ Reference: Evci et al., "GradMax: Growing Neural Networks using Gradient Informa
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -126,11 +127,12 @@ class Bridge:
             squares = squares * times.reshape(-1, *[1] * (squares.ndim - d - 1))
         return float(squares.sum().sqrt())
 
-    def bound(self, H_prev: Tensor, D: Tensor) -> float:
+    def bound(self, H_prev: Tensor, D: Tensor) -> Tensor:
         r"""Cheap upper bound on the norm of a dense B, :math:`\sum_n \|d_n\| \|h_n\|`; infinite for convolutions."""
         if self.producer:
-            return float("inf")
-        return float((H_prev.flatten(0, -2).norm(dim=1) * D.flatten(0, -2).norm(dim=1)).sum())
+            return torch.tensor(math.inf, dtype=torch.float64, device=D.device)
+        products: Tensor = H_prev.flatten(0, -2).norm(dim=1) * D.flatten(0, -2).norm(dim=1)
+        return products.sum().double()
 
     def _joint_kernels(self) -> list[Kernel]:
         """Producer, pooling and consumer composed to one kernel per dimension."""

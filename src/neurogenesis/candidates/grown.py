@@ -1,11 +1,15 @@
-"""Tensors for trial runs of a model with additional neurons, up to the layer that consumes them."""
+"""Candidate neurons: their weights, and the tensors of a model that has them, up to the layer that consumes them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from ..passes.routes import Route
 from ..structure.axes import Axis, named_tensors
@@ -16,15 +20,29 @@ from ..structure.weight_norm import lengths_of
 from ..structure.widths import Width
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """Weights of candidate neurons.
+
+    Args:
+        fan_in: weights in the producer, count x per neuron x the rest.
+        bias: biases, count x per neuron; zero by default.
+        sources: for each, the present neuron that it copies, with its other parameters such as a norm's scale, or -1.
+        others: weights in other producers, by their axes; random by default.
+    """
+
+    fan_in: Tensor
+    bias: Tensor | None = None
+    sources: Tensor | None = None
+    others: Mapping[Axis, Tensor] | None = None
+
+
 def grown_tensors(
     model: nn.Module,
     width: Width,
     route: Route,
     count: int,
-    fan_in: Tensor | None = None,
-    bias: Tensor | None = None,
-    sources: Tensor | None = None,
-    others: Mapping[Axis, Tensor] | None = None,
+    candidates: Candidates | None = None,
     alone: bool = False,
 ) -> tuple[dict[str, Tensor], list[tuple[nn.Module, str, AttributeValue]]]:
     """Tensors and module attributes for a run with additional neurons, up to their consumer.
@@ -34,24 +52,22 @@ def grown_tensors(
         width: the width that grows.
         route: where the width is watched.
         count: number of additional neurons.
-        fan_in: their weights in the first producer, count x per neuron x the rest; if None, the producer does not grow.
-        bias: their biases in the first producer, count x per neuron; zero by default.
-        sources: for each, the present neuron whose per-neuron parameters (such as those of norms) it copies, or -1.
-        others: their weights in other producers, count x per neuron x the rest; random by default.
+        candidates: their weights; if None, the first producer does not grow.
         alone: whether other producers contribute zero.
     """
+    sources, others = (None, None) if candidates is None else (candidates.sources, candidates.others)
     tensors, generator = named_tensors(model), torch.Generator().manual_seed(0)
     lengths = lengths_of(model, route.producer.tensor)
     edits = []
     for axis in width.axes:
         old = tensors[axis.tensor]
         if axis.module == route.producer.module:
-            if fan_in is None:
+            if candidates is None:
                 continue
             shape = (count, axis.per_neuron, *old.movedim(axis.axis, 0).shape[1:])
-            given = fan_in if axis == route.producer else bias
+            given = candidates.fan_in if axis == route.producer else candidates.bias
             if axis.tensor == lengths:
-                given = torch.linalg.vector_norm(fan_in.reshape(count, axis.per_neuron, -1), dim=2)
+                given = torch.linalg.vector_norm(candidates.fan_in.reshape(count, axis.per_neuron, -1), dim=2)
             given = old.new_zeros(1).expand(shape) if given is None else given.reshape(shape)
             positions, values = stack_values(width, axis, given)
         elif axis.module in route.later:
@@ -87,3 +103,23 @@ def stack_values(width: Width, axis: Axis, values: Tensor) -> tuple[Tensor, Tens
     positions = width.new_positions(axis, len(values)).flatten()
     order = positions.argsort()
     return positions[order], values.flatten(0, 1)[order.to(values.device)].movedim(0, axis.axis)
+
+
+def apply_weights(
+    module: nn.Module, inputs: Tensor, weights: Tensor, axis: Axis, biases: Tensor | None = None
+) -> Tensor:
+    """Output of a linear layer or convolution with the weights of some neurons only.
+
+    Args:
+        module: the layer.
+        inputs: its inputs; for an axis of inputs, the inputs from the neurons only.
+        weights: weights of the neurons along the axis, count x per neuron x the rest.
+        axis: an axis of the layer's weight.
+        biases: biases of the neurons, count x per neuron; zero by default.
+    """
+    weight = weights.flatten(0, 1).movedim(0, axis.axis)
+    bias = None if biases is None else biases.flatten()
+    if isinstance(module, _ConvNd):
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
+        return convolve(inputs, weight, bias, module.stride, module.padding, module.dilation)  # type: ignore
+    return F.linear(inputs, weight, bias)

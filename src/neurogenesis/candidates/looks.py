@@ -1,4 +1,4 @@
-"""What is seen of candidates when a step is looked at: passes, which wait until there are enough rows for a fit."""
+"""The passes of a step that is looked at, which wait until there are enough rows for a fit."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Waiting(NamedTuple):
     def after(
         self, passes: Sequence[Sequence[Pass]], rows: Sequence[int], items: Sequence[int], numbers: int
     ) -> Waiting:
-        """With the passes of another step; those of consumers without rows do not count."""
+        """With the passes of another step; consumers without rows are left out."""
         return Waiting(
             tuple((*old, tuple(own)) if n else old for old, own, n in zip(self.passes, passes, rows, strict=True)),
             tuple(old + n for old, n in zip(self.rows, rows, strict=True)),

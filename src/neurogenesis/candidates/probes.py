@@ -1,4 +1,4 @@
-"""Probes: what happens to a new neuron between producer and consumer, and the bridge that follows from it."""
+"""Probes follow a new neuron from producer to consumer, which shows what kind of bridge the width has."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ..passes.samples import mixed
 
 
 def channel_dim(consumer: nn.Module) -> int:
-    """The axis of inputs and outputs that is that of channels, counted from the end."""
+    """The axis of channels in inputs and outputs, counted from the end."""
     return -len(consumer.kernel_size) - 1 if isinstance(consumer, _ConvNd) else -1
 
 

@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
 
 from ..passes.activations import Activations
 from ..passes.measurements import Measurement
-from ..passes.records import NotFinite, Pair, check_finite
-from ..passes.replay import ModelCall, Watch, replay, replays
+from ..passes.records import ConsumerRecord, NotFinite, Pair, check_finite
+from ..passes.replay import ModelCall, Side, Watch, replay, replays, temporary_attributes
 from ..passes.routes import Route, select_neurons
+from ..passes.samples import Samples
 from ..structure.axes import Axis
-from ..structure.labels import AttributeValue
 from ..structure.widths import Width
-from .grown import grown_tensors
-from .recorded import RecordedChain
-
-Attributes = Sequence[tuple[nn.Module, str, AttributeValue]]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Weights of candidate neurons.
-
-    Args:
-        fan_in: weights in the producer, count x per neuron x the rest.
-        bias: biases, count x per neuron; zero by default.
-        sources: for each, the index of the present neuron that it copies, or -1.
-        others: weights in other producers, by their axes; random by default.
-    """
-
-    fan_in: Tensor
-    bias: Tensor | None = None
-    sources: Tensor | None = None
-    others: Mapping[Axis, Tensor] | None = None
+from .chains import Chain, ChainRun
+from .grown import Candidates, apply_weights, grown_tensors
+from .looks import Pass
+from .rows import rows_match
 
 
 @dataclass(frozen=True)
@@ -52,12 +35,14 @@ class Trials:
         width: the width.
         route: where the width is watched.
         measurement: the model on its latest inputs.
+        chain: the shortcut to the point, if there is one.
     """
 
     model: nn.Module
     width: Width
     route: Route
     measurement: Measurement | None
+    chain: Chain | None = None
 
     def activations(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
         """Activations of the present neurons, which are finite, and of candidates on the model's latest inputs."""
@@ -69,15 +54,29 @@ class Trials:
 
     def in_model(self, fan_in: Tensor, seed: int, gradients: bool = False) -> tuple[Activations, Activations]:
         """Activations of the present neurons and of candidates, from runs of the model with both."""
-        runs = self._runs(self._calls, seed, Candidates(fan_in), gradients=gradients)
+        count, point = len(fan_in), self.model.get_submodule(self.route.point.module)
+        positions = self.width.positions_after(self.route.point, count)
+        H: dict[int, Tensor] = {}
+        new: dict[int, Tensor] = {}
+
+        def split(call: int, h: Tensor) -> None:
+            if call not in H:  # of a layer called more than once, the first call counts
+                H[call] = select_neurons(h, point, positions[: self.width.size])
+                new[call] = select_neurons(h, point, positions[self.width.size :])
+
         with torch.set_grad_enabled(gradients):
-            H, new = (Activations([seen[key] for seen in runs]).latest(self._limit) for key in ("H", "new"))
-        return H, new
+            tensors, attributes = grown_tensors(self.model, self.width, self.route, count, Candidates(fan_in))
+        for number, call in enumerate(self._calls):
+            watch = Watch(point, self.route.side, partial(split, number))
+            replay(self.model, call, [watch], tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
+        with torch.set_grad_enabled(gradients):
+            present, added = (Activations(list(each.values())).latest(self._limit) for each in (H, new))
+        return present, added
 
     @torch.no_grad()
     def in_chains(self, fan_in: Tensor, seed: int) -> tuple[Activations, Activations] | None:
         """Same as `in_model`, but several times faster: candidates run alone; None if they cannot."""
-        if not RecordedChain.possible(self.model, self.route) or any(call.autocast is not None for call in self._calls):
+        if self.chain is None or any(call.autocast is not None for call in self._calls):
             return None
         H: list[Tensor] = []
         new: list[Tensor] = []
@@ -86,39 +85,53 @@ class Trials:
             for call in reversed(self._calls):
                 if missing <= 0:
                     break
-                chain = RecordedChain(self.model, self.width, self.route)
-                run(call, chain.watches)
-                if not chain.complete:
+                one = ChainRun(self.chain)
+                run(call, one.watches)
+                if not one.complete:
                     return None
-                parts = chain.candidates(fan_in, missing)
+                assert one.present is not None
+                parts = one.candidates(fan_in, missing)
                 new[:0] = parts
-                H[:0] = chain.present[-missing:].split([len(part) for part in parts])  # type: ignore[no-untyped-call]
-                missing -= len(chain.present)
+                H[:0] = one.present[-missing:].split([len(part) for part in parts])  # type: ignore[no-untyped-call]
+                missing -= len(one.present)
         return Activations(H), Activations(new)
 
     def inputs_and_outputs(self, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs H_prev and outputs Z of the producer on the model's latest inputs, features x samples."""
-        runs = self._runs(self._calls, seed, inputs_and_outputs=True)
-        H_prev, Z = (torch.cat([seen[key].flatten(0, -2).T for seen in runs], 1) for key in ("H_prev", "Z"))
+        runs = [self._at_producer(call, seed) for call in self._calls]
+        H_prev, Z = (torch.cat([seen[side].flatten(0, -2).T for seen in runs], 1) for side in ("input", "output"))
         check_finite([H_prev, Z], f"activations of {self.width.name}")
         return H_prev, Z
 
+    def _at_producer(self, call: ModelCall, seed: int = 0, evaluation: bool = False) -> dict[Side, Tensor]:
+        """Input and output of the producer in a call of the model, if it runs."""
+        producer, seen = self.model.get_submodule(self.route.producer.module), dict[Side, Tensor]()
+
+        def keep(side: Side, tensor: Tensor) -> None:
+            seen.setdefault(side, tensor)  # of a layer called more than once, the first call counts
+
+        sides: tuple[Side, Side] = ("input", "output")
+        watches = [Watch(producer, side, partial(keep, side)) for side in sides]
+        replay(self.model, call, watches, seed=seed, evaluation=evaluation)
+        return seen
+
     def gradients(
-        self, candidates: Candidates, fan_out: Tensor, pairs: Sequence[Pair], seed: int
+        self, candidates: Candidates, fan_out: Tensor, record: ConsumerRecord, seed: int
     ) -> tuple[Tensor, Tensor]:
         """Gradients of the fan-in and fan-out of candidates, to first order: D is that of the current model.
 
         Args:
             candidates: the candidates.
             fan_out: their weights in the consumer, count x per neuron x the rest.
-            pairs: inputs and gradients recorded in training passes.
+            record: inputs and gradients of training passes.
             seed: seed of random operations in the model.
         """
         total: list[Tensor] = [torch.zeros_like(candidates.fan_in), torch.zeros_like(fan_out)]
-        for pair in pairs:
+        for pair in record.pairs:
             leaves = [each.detach().clone().requires_grad_() for each in (candidates.fan_in, fan_out)]
             own = Candidates(leaves[0], candidates.bias, candidates.sources)
-            (consumed,) = self.consumed(own, pair.H_prev, pair.call, [self.route], seed, gradients=True)
+            points: Sequence[tuple[Axis, Side]] = [(self.route.consumer, "input")]
+            (consumed,) = self.at_points(own, pair.H_prev, pair.call, points, seed, gradients=True)
             if consumed is None:
                 continue
             with torch.enable_grad():
@@ -126,7 +139,7 @@ class Trials:
                 output = apply_weights(consumer, consumed.to(leaves[1].dtype), leaves[1], self.route.consumer)
             gradients = torch.autograd.grad(output, leaves, pair.D.reshape(output.shape).to(output))
             total = [t + g for t, g in zip(total, gradients, strict=True)]
-        return total[0], total[1]
+        return record.processes.mean(total[0]), record.processes.mean(total[1])
 
     @property
     def _limit(self) -> int:
@@ -136,115 +149,115 @@ class Trials:
     def _calls(self) -> Sequence[ModelCall]:
         return () if self.measurement is None else self.measurement.calls_for([self.width.name])
 
-    def consumed(
+    def at_points(
         self,
         candidates: Candidates,
         H_prev: Tensor,
         call: ModelCall,
-        routes: Sequence[Route],
+        points: Sequence[tuple[Axis, Side]],
         seed: int = 0,
         gradients: bool = False,
     ) -> list[Tensor | None]:
-        """Candidates in the inputs of some consumers, in a run of the model with the first producer's input given.
+        """Candidates at some points, such as consumers' inputs, in a run of the model with the producer's input given.
 
-        Candidates have no fan-out, so everything else is as without them. None for consumers that do not run.
+        Candidates have no fan-out, so everything else is as without them. None for points that the run does not reach.
         """
         count = len(candidates.fan_in)
         everything = replace(self.route, later=frozenset())  # a consumer may not run, so that the run goes on
         with torch.set_grad_enabled(gradients):
-            tensors, attributes = grown_tensors(
-                self.model, self.width, everything, count, candidates.fan_in, candidates.bias, candidates.sources,
-                candidates.others,
-            )  # fmt: skip
+            tensors, attributes = grown_tensors(self.model, self.width, everything, count, candidates)
         found: dict[int, Tensor] = {}
         given = [H_prev]  # for the first call of the producer
-        watches = [
-            Watch(
-                self.model.get_submodule(self.route.producer.module),
-                "input",
-                lambda _: given.pop() if given else None,
-            )
-        ]
-        for number, route in enumerate(routes):
-            consumer = self.model.get_submodule(route.consumer.module)
-            watches.append(Watch(consumer, "input", partial(self._at_consumer, found, number, route, consumer, count)))
+        producer = self.model.get_submodule(self.route.producer.module)
+        watches = [Watch(producer, "input", lambda _: given.pop() if given else None)]
+        for number, (axis, side) in enumerate(points):
+            module = self.model.get_submodule(axis.module)
+            watches.append(Watch(module, side, partial(self._select_new, found, number, axis, module, count)))
         replay(self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
-        return [found.get(number) for number in range(len(routes))]
+        return [found.get(number) for number in range(len(points))]
 
-    def producer_input(self, call: ModelCall) -> Tensor | None:
-        """The producer's input in a call of the model, in evaluation mode; None if the producer does not run then."""
-        (seen,) = self._runs([call], 0, inputs_and_outputs=True, evaluation=True)
-        return seen.get("H_prev")
-
-    def _runs(
+    def passes(
         self,
-        calls: Sequence[ModelCall],
+        candidates: Candidates,
+        records: Sequence[ConsumerRecord],
+        chains: Sequence[Chain | None],
+        samples: Samples,
         seed: int,
-        candidates: Candidates | None = None,
-        *,
-        inputs_and_outputs: bool = False,
-        gradients: bool = False,
-        evaluation: bool = False,
-    ) -> list[dict[str, Tensor]]:
-        """Run the model up to the consumer, with candidates if given; returns the recorded tensors of each call."""
-        route, count = self.route, 0 if candidates is None else len(candidates.fan_in)
-        tensors: Mapping[str, Tensor] = {}
-        attributes: Attributes = ()
-        if candidates is not None:
-            with torch.set_grad_enabled(gradients):
-                tensors, attributes = grown_tensors(
-                    self.model, self.width, route, count, candidates.fan_in, candidates.bias, candidates.sources
-                )
-        producer, point = (self.model.get_submodule(axis.module) for axis in (route.producer, route.point))
-        result = []
-        for call in calls:
-            seen: dict[str, Tensor] = {}
-            watches = [Watch(point, route.side, partial(self._at_point, seen, point, count))]
-            if inputs_and_outputs:
-                watches.append(Watch(producer, "input", partial(_keep, seen, "H_prev")))
-                watches.append(Watch(producer, "output", partial(_keep, seen, "Z")))
-            replay(
-                self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients,
-                evaluation=evaluation,
-            )  # fmt: skip
-            result.append(seen)
-        return result
+    ) -> list[list[Pass]]:
+        """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.
 
-    def _at_point(self, seen: dict[str, Tensor], module: nn.Module, count: int, h: Tensor) -> None:
-        if "H" not in seen:  # of a layer called more than once, the first call counts
-            positions = self.width.positions_after(self.route.point, count)
-            seen["H"] = select_neurons(h, module, positions[: self.width.size])
-            if count:
-                seen["new"] = select_neurons(h, module, positions[self.width.size :])
+        Frozen consumers have none, because they would not learn. Nor are there passes that cannot be repeated, because
+        a consumer gets random samples.
 
-    def _at_consumer(
-        self, found: dict[int, Tensor], number: int, route: Route, module: nn.Module, count: int, h: Tensor
+        Args:
+            candidates: the candidates.
+            records: the recorded passes at each consumer.
+            chains: the shortcut to each consumer, if there is one.
+            samples: knows the samples of the passes.
+            seed: seed of random operations in the model.
+        """
+        passes: list[list[Pass]] = [[] for _ in records]
+        by_call: dict[int, list[tuple[int, Pair]]] = {}  # in one run of the model, all consumers without a shortcut
+        for number, (record, chain) in enumerate(zip(records, chains, strict=True)):
+            if not self.model.get_parameter(record.route.consumer.tensor).requires_grad:
+                continue
+            for pair in (each for each in record.pairs if each.H.numel()):
+                if chain is None or record.route.side == "output":
+                    by_call.setdefault(id(pair.call), []).append((number, pair))
+                else:
+                    h = chain.in_call(candidates, pair.H_prev, pair.call, seed)
+                    passes[number].append(Pass(pair.H, h, pair.D, samples.of(pair.call)))
+        for pairs in by_call.values():
+            points: Sequence[tuple[Axis, Side]] = [(records[number].route.consumer, "input") for number, _ in pairs]
+            first = pairs[0][1]
+            found = self.at_points(candidates, first.H_prev, first.call, points, seed)
+            for (number, pair), each in zip(pairs, found, strict=True):
+                consumer = self.model.get_submodule(records[number].route.consumer.module)
+                if each is not None and rows_match(consumer, pair.H, each):
+                    passes[number].append(Pass(pair.H, each, pair.D, samples.of(pair.call)))
+        return passes
+
+    def verified_chain(self, call: ModelCall) -> Chain | None:
+        """The chain to the point, if it gives the same as a run of the model, in evaluation and in training mode.
+
+        Dropout modules are off in both, as their masks would differ; a dropout that is no module is found this way.
+        """
+        route = self.route
+        if route.chain is None:
+            return None
+        H_prev = self._at_producer(call, evaluation=True).get("input")
+        if H_prev is None:  # the producer does not run in evaluation mode
+            return None
+        chain = Chain(self.model, self.width, route)
+        if H_prev.is_floating_point():  # an example of zeros would show nothing
+            H_prev = torch.randn(H_prev.shape, generator=torch.Generator().manual_seed(1)).to(H_prev)
+        weight = chain.producer.weight
+        assert isinstance(weight, Tensor)
+        rows = weight.detach().movedim(route.producer.axis, 0)
+        generator = torch.Generator().manual_seed(0)
+        fan_in = torch.randn(3, 1, *rows.shape[1:], generator=generator).to(rows) / rows[0].numel() ** 0.5
+        same = all(self._same(chain, Candidates(fan_in), H_prev, call, training) for training in (False, True))
+        return chain if same else None
+
+    def _same(self, chain: Chain, candidates: Candidates, H_prev: Tensor, call: ModelCall, training: bool) -> bool:
+        """Whether a chain gives the same as a run of the model."""
+        model = self.model
+        modes = [(module, "training", training and not isinstance(module, _DropoutNd)) for module in model.modules()]
+        try:
+            with temporary_attributes(modes), torch.no_grad():
+                (expected,) = self.at_points(candidates, H_prev, call, [(self.route.point, self.route.side)])
+                found = chain.in_call(candidates, H_prev, call)
+        except Exception:  # from a module's own code, which may need more than its new neurons or a larger batch
+            return False
+        return (
+            expected is not None
+            and (found.shape, found.dtype) == (expected.shape, expected.dtype)  # the model may use autocast inside
+            and torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+        )
+
+    def _select_new(
+        self, found: dict[int, Tensor], number: int, axis: Axis, module: nn.Module, count: int, h: Tensor
     ) -> None:
         if number not in found:
-            channel = 1 if isinstance(module, _ConvNd) else -1
-            columns = self.width.new_positions(route.consumer, count).flatten()
-            found[number] = h.index_select(channel, columns.to(h.device))
-
-
-def apply_weights(
-    module: nn.Module, inputs: Tensor, weights: Tensor, axis: Axis, biases: Tensor | None = None
-) -> Tensor:
-    """Output of a linear layer or convolution with the weights of some neurons only.
-
-    Args:
-        module: the layer.
-        inputs: its inputs; if the axis is that of its inputs, those of the neurons only.
-        weights: weights of the neurons along the axis, count x per neuron x the rest.
-        axis: an axis of the layer's weight.
-        biases: biases of the neurons, count x per neuron; zero by default.
-    """
-    weight = weights.flatten(0, 1).movedim(0, axis.axis)
-    bias = None if biases is None else biases.flatten()
-    if isinstance(module, _ConvNd):
-        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
-        return convolve(inputs, weight, bias, module.stride, module.padding, module.dilation)  # type: ignore
-    return F.linear(inputs, weight, bias)
-
-
-def _keep(seen: dict[str, Tensor], key: str, tensor: Tensor) -> None:
-    seen.setdefault(key, tensor)
+            channel = 1 if isinstance(module, (_ConvNd, _NormBase)) else -1
+            found[number] = h.index_select(channel, self.width.new_positions(axis, count).flatten().to(h.device))

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from ..initializations import Initialization, Neurons
-from ..layer import Layer, StepContext
+from ..layer import Layer
 from ..passes.buffers import Buffer
+from ..passes.context import StepContext
 from ..strategies import Strategy
 from ..structure.axes import unwrapped
 from ..structure.examples import Examples, examples_in
@@ -52,8 +53,7 @@ def plan_growth(
         with torch.enable_grad():  # probes of the layer run backward
             layer = _make_layer(model, found, strategy, example)
         seed = 0 if layer.route is None else int(torch.randint(2**31, (1,), generator=source, device=source.device))
-        layer.now = StepContext(seed=seed, find_fan_ins=lambda: fan_ins)
-        with torch.no_grad():
+        with torch.no_grad(), layer.during(StepContext(seed=seed, find_fan_ins=lambda: fan_ins)):
             neurons = strategy.initialization(layer, count, source)
     if not isinstance(neurons, Neurons):
         raise TypeError(

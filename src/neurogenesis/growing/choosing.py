@@ -104,11 +104,11 @@ def make_layers(
         found, call = routes.get(width.name, (None, calls[0]))
         route = None if isinstance(found, str) else found
         problem = found if isinstance(found, str) and strategy.needs else None
-        bridge: Bridge | str | None = None
+        followed: Bridge | str | None = None  # whether positions can be told apart from producer to consumer
         if route is not None and strategy.uses & _GRADIENTS:
-            bridge = find_bridge(model, width, route, call)
-            if isinstance(bridge, str) and strategy.needs & _GRADIENTS:
-                problem = bridge
+            followed = find_bridge(model, width, route, call)
+            if isinstance(followed, str) and strategy.needs & _GRADIENTS:
+                problem = followed
             needed = route.others if "fan-out gradients" in strategy.uses else ()
             others = tuple(other for other in needed if why_unsupported(model, other.consumer) is None)
             route = replace(route, others=others)
@@ -123,7 +123,8 @@ def make_layers(
             width,
             route,
             convolutional_network=convolutional,
-            bridge=bridge if isinstance(bridge, Bridge) else None,
+            records_gradients=isinstance(followed, Bridge),
+            bridge=followed if isinstance(followed, Bridge) and "gradients" in strategy.uses else None,
             buffer=buffer,
             example=call,
         )

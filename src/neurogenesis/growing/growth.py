@@ -49,8 +49,8 @@ def new_neurons(requests: Sequence[Request], settings: Settings, generator: torc
     for each, count in zip(requests, counts, strict=True):
         if count:
             seed = int(torch.randint(2**31, (1,), generator=generator))
-            each.layer.now = replace(each.layer.now, seed=seed)
-            additions.append((each, settings.strategy.initialization(each.layer, count, generator)))
+            with each.layer.during(replace(each.layer.now, seed=seed)):
+                additions.append((each, settings.strategy.initialization(each.layer, count, generator)))
     return additions
 
 
@@ -81,7 +81,7 @@ def add_neurons(
             {key: pad_for_growth(key, value, plans) for key, value in neurons.values.items()},
             {name: pad_for_growth((name, -1), change, plans) for name, change in neurons.changes.items()},
             generator=generator,
-            fan_ins=fan_ins(layer) if done else layer.now.fan_ins,  # other widths may have grown since
+            fan_ins=fan_ins(layer),
             allowed=allowed,
         )
         surgery.apply(plan)

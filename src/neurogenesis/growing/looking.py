@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -13,15 +14,17 @@ from torch import Tensor
 
 from ..candidates.losses import loss_with
 from ..history import Event, History, Observation
-from ..layer import Layer, LossWith, StepContext
+from ..layer import Layer
 from ..notices import Notices
 from ..passes.buffers import Buffer
+from ..passes.context import StepContext
 from ..passes.measurements import Measurement
 from ..passes.processes import Processes
 from ..passes.records import NotFinite
 from ..passes.untrained import Untrained
 from ..strategies import Strategy
 from ..structure.fills import FanIn
+from ..structure.reasons import Kind
 from ..structure.running import internal_run
 from ..surgery.plan import Plan
 from .growth import Request, add_neurons, drop_dead_neurons, events_of, new_neurons, request
@@ -87,14 +90,12 @@ class Looks:
             )
             return []
         check_closure(self._strategy, due, closure)
-        for layer in due:
-            layer.now = self._context(layer, step, measurement, closure)
-        try:
-            with internal_run(self.model):
-                return self._decide_and_grow(step, watched, due)
-        finally:
+        with ExitStack() as stack:
+            stack.enter_context(internal_run(self.model))
             for layer in due:
-                layer.now = StepContext(step)
+                now = self._context(layer, step, measurement, closure, watched.allowed)
+                stack.enter_context(layer.during(now))
+            return self._decide_and_grow(step, watched, due)
 
     def _check_records(self, due: Sequence[Layer]) -> None:
         if clear_stale(due):
@@ -111,17 +112,32 @@ class Looks:
             )
 
     def _context(
-        self, layer: Layer, step: int, measurement: Measurement, closure: Callable[[], Any] | None
+        self,
+        layer: Layer,
+        step: int,
+        measurement: Measurement,
+        closure: Callable[[], Any] | None,
+        allowed: Container[Kind],
     ) -> StepContext:
+        processes, seed = (
+            self._recorder.processes,
+            zlib.crc32(f"{self._generator.initial_seed()} {layer.name} {step}".encode()),
+        )
+
+        def loss(values: Mapping[tuple[str, int], Tensor]) -> float:
+            assert closure is not None
+            own = loss_with(self.model, layer.width, closure, values, seed, allowed)
+            return float(processes.mean(torch.tensor(own, device=next(iter(values.values())).device)))
+
         return StepContext(
             step,
-            zlib.crc32(f"{self._generator.initial_seed()} {layer.name} {step}".encode()),
+            seed,
             partial(self._fan_ins, layer),
-            None if closure is None else self._loss_with(layer, closure),
+            None if closure is None else loss,
             self._recorder.samples,
             measurement,
             self.untrained,
-            self._recorder.processes,
+            processes,
         )
 
     def _decide_and_grow(self, step: int, watched: Watched, due: Sequence[Layer]) -> list[Event]:
@@ -194,16 +210,6 @@ class Looks:
 
     def _fan_ins(self, layer: Layer) -> Mapping[str, FanIn]:
         return self._trained.fan_ins(layer.width, layer.initial) if self._settings.margin else {}
-
-    def _loss_with(self, layer: Layer, closure: Callable[[], Any]) -> LossWith:
-        """Function that maps the values of one new neuron to the loss with it, over all processes."""
-        loss, processes = loss_with(self.model, layer.width, closure, self._generator), self._recorder.processes
-
-        def of_all(values: Mapping[tuple[str, int], Tensor]) -> float:
-            own = torch.tensor(loss(values), device=next(iter(values.values())).device)
-            return float(processes.mean(own))
-
-        return of_all
 
     def _skip(self, error: NotFinite) -> None:
         self._notices.warn(f"{error} are not finite: no growth at such steps")
@@ -305,7 +311,7 @@ class SampleNotices:
     def __init__(self) -> None:
         self.measured: set[str] = set()  # layers whose activations have been measured
         self.missing: dict[str, str] = {}  # by layer, what was missing at its latest look
-        self._few: set[str] = set()  # layers with more neurons than samples, of which that has been said
+        self._few: set[str] = set()  # layers with more neurons than samples that were warned about
 
     def look(self, layers: Sequence[Layer]) -> tuple[str | None, str | None]:
         """Two messages, or None: nothing can be measured yet; some layers have more neurons than samples."""

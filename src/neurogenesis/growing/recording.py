@@ -143,6 +143,7 @@ class Recorder:
         self.processes = found
         self.buffer.join(found)
         self.taps.join(found)
+        self.samples.join(found)
         return found
 
     def optimizer_stepped(self) -> None:

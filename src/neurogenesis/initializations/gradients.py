@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..candidates.probes import run_probe
-from ..layer import Layer, Requirement, scaled_like
+from ..candidates.weights import scaled_like
+from ..layer import Layer, Requirement
 from .base import Initialization, Neurons, candidate_count, parameter_values
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import metrics
-from ..layer import Layer, Requirement, scaled_like
+from ..candidates.weights import scaled_like
+from ..layer import Layer, Requirement
 from ..metrics import Metric
 from ..passes.records import NotFinite
 from .base import Initialization, Neurons, candidate_count, parameter_values

@@ -177,7 +177,7 @@ _DTYPES = (
 
 
 class SharedActivations(Activations):
-    """Activations on the inputs of several processes, of which each has computed its own.
+    """Activations on the inputs of several processes, each of which has computed its own.
 
     Sums over samples are added up. Only what needs all activations exchanges them. All processes must do the same.
 

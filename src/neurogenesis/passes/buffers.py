@@ -67,7 +67,7 @@ class Buffer:
         return self.processes is ALONE or self.processes.know(self.calls)
 
     def measurement(self, names: Sequence[str] = ()) -> Measurement:
-        """The current model on the inputs of this process; `names` are those of the widths to measure together."""
+        """The current model on the inputs of this process; the widths in `names` are measured together."""
         return Measurement(self.model, tuple(self.calls), self.quota, self._modes, names, self.inputs_overwritten)
 
     def shared_measurement(self, names: Sequence[str] = (), known: bool | None = None) -> Measurement:

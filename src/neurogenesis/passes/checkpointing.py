@@ -46,7 +46,7 @@ def places(args: Any, kwargs: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def saving_apart() -> Iterator[None]:
-    """Keep what is computed here from a checkpoint around it, which counts the tensors that it must compute again."""
+    """Hide computations from a checkpoint around them, which counts the tensors that it must compute again."""
     with saved_tensors_hooks(_as_is, _as_is):
         yield
 

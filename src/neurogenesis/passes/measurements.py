@@ -59,7 +59,7 @@ class Measurement:
         copies: whether the model writes into its inputs, so that it must be given copies.
         processes: the processes that train the model together.
         of_all: the inputs of all processes, in the order in which they were made, with the number of the process; only
-            shapes of those of others. None if only those of this process are measured on.
+            shapes of the others' inputs. None to measure on the inputs of this process alone.
     """
 
     model: nn.Module
@@ -143,7 +143,7 @@ class Measurement:
         measured: Sequence[tuple[int, ModelCall]],
         own: Sequence[Mapping[str, Sequence[Tensor]]],
     ) -> dict[str, Activations]:
-        """Activations of all processes, each of which has those on its own calls."""
+        """Activations of all processes, each of which has computed its own calls."""
         processes = self.processes
         batches = [[seen[name][0] if name in seen else None for name in points] for seen in own]
         shapes = [list(map(Batch.numbers, each)) for each in batches]

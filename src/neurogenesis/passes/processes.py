@@ -1,7 +1,7 @@
 """The processes that train copies of a model together, each on its own part of the batch.
 
-What triggers and initializations see is that of all processes: sums over samples are added up, and inputs are
-exchanged, so that every process makes the decisions of a single one that trains on the whole batch.
+Triggers and initializations see the activations and gradients of all processes: sums over samples are added up, and
+inputs are exchanged, so that every process decides as a single one would that trains on the whole batch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from torch.utils._pytree import tree_map_only
 
 from .meeting import Meeting
 from .replay import ModelCall
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,6 @@ class Processes:
         """Say that this process trains on without a look."""
         if self.group is not None:
             self._meeting.miss()
-
-    def together(self, items: Sequence[Item]) -> list[Sequence[Item]]:
-        """Groups of items to work on at once: all, since an exchange serves them all; one by one in one process."""
-        return [[item] for item in items] if self.group is None else [items] if items else []
 
     def sums(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Sums over processes."""
@@ -147,7 +141,7 @@ class Processes:
         return [_with_tensors(calls, theirs) for (calls, _), theirs in zip(described, received, strict=True)]
 
     def described_calls(self, own: Sequence[ModelCall], known: bool | None = None) -> list[list[ModelCall]]:
-        """Calls of the model in each process; those of other processes with tensors that have a shape only.
+        """Calls of the model in each process; tensors of other processes have a shape only.
 
         Args:
             own: the calls of this process.

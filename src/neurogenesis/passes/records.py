@@ -6,7 +6,8 @@ Taps write the record; layers read it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from ..structure.axes import Axis
 from ..structure.widths import Width
-from .processes import Processes
+from .processes import ALONE, Processes
 from .replay import ModelCall
 from .routes import Route
 
@@ -53,16 +54,16 @@ class ConsumerRecord:
     """Inputs and gradients of one width at one of its consumers.
 
     Attributes:
-        pairs: inputs and gradients of the passes since the last step.
-        gradients: axes and gradients of fan-in and fan-out at the last backward pass, in several processes.
-        gradient_norms: in one process, their norms, per neuron.
+        pairs: inputs and gradients of the passes since the last step, in this process.
+        processes: the processes that train the model together.
     """
 
     def __init__(self, model: nn.Module, width: Width, route: Route):
         self.model, self.width, self.route = model, width, route
         self.pairs: list[Pair] = []
-        self.gradients: dict[str, tuple[Axis, Tensor]] = {}
-        self.gradient_norms: dict[str, Tensor] = {}
+        self.processes: Processes = ALONE
+        self._gradients: dict[str, tuple[Axis, Tensor]] = {}  # of this process, not yet averaged
+        self._norms: dict[str, Tensor] = {}
 
     @property
     def key(self) -> tuple[str, str]:
@@ -72,18 +73,23 @@ class ConsumerRecord:
     def add(self, call: ModelCall, H_prev: Tensor, H: Tensor, D: Tensor) -> None:
         self.pairs.append(Pair(call, H_prev, H, D, (H_prev._version, H._version), self.shapes))
 
-    def add_gradient(self, role: str, axis: Axis, gradient: Tensor, alone: bool) -> None:
-        if alone:
-            self.gradient_norms[role] = self.width.norms(axis, gradient)
-        else:  # not yet averaged over processes
-            self.gradients[role] = axis, gradient.detach().clone()
+    def add_gradient(self, role: str, axis: Axis, gradient: Tensor) -> None:
+        if self.processes is ALONE:
+            self._norms[role] = self.width.norms(axis, gradient)
+        else:
+            self._gradients[role] = axis, gradient.detach().clone()
 
-    def norms(self, processes: Processes) -> dict[str, Tensor]:
-        """Norms of the gradients of fan-in and fan-out, per neuron."""
-        for role in list(self.gradients):
-            axis, gradient = self.gradients.pop(role)
-            self.gradient_norms[role] = self.width.norms(axis, processes.mean(gradient))
-        return self.gradient_norms
+    @property
+    def gradient_norms(self) -> dict[str, Tensor]:
+        """Norms of the gradients of fan-in and fan-out at the last backward pass, per neuron, of all processes."""
+        for role in list(self._gradients):
+            axis, gradient = self._gradients.pop(role)
+            self._norms[role] = self.width.norms(axis, self.processes.mean(gradient))
+        return self._norms
+
+    def total(self, of: Callable[[Pair], Tensor]) -> Tensor:
+        """Sum over the passes since the last step, averaged over processes as gradients are."""
+        return self.processes.mean(reduce(torch.add, map(of, self.pairs)))
 
     @property
     def shapes(self) -> Shapes:
@@ -104,5 +110,16 @@ class ConsumerRecord:
 
     def clear(self) -> None:
         self.pairs.clear()
-        self.gradients.clear()
-        self.gradient_norms.clear()
+        self._gradients.clear()
+        self._norms.clear()
+
+
+def input_scale(records: Sequence[ConsumerRecord]) -> Tensor:
+    """Root mean square of the producer's inputs in the recorded passes of all processes; 1 if there are none."""
+    record = next((each for each in records if each.pairs), None)
+    if record is None:
+        return torch.ones(())
+    inputs = [pair.H_prev.detach() for pair in record.pairs]
+    floating = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in inputs]
+    squares = sum(torch.linalg.vector_norm(each).square() for each in floating)
+    return record.processes.mean(torch.as_tensor(squares) / sum(each.numel() for each in inputs)).sqrt()

@@ -164,11 +164,10 @@ def replays(
             stack.enter_context(restoring_attributes(model))  # a model may count its calls or store results
             for number, watch in enumerate(watches):
                 stack.callback(observe(watch.module, watch.side, partial(act, number, watch)).remove)
-            if call.autocast is not None:
-                stack.enter_context(torch.autocast(call.autocast[0], dtype=call.autocast[1]))
+            stack.enter_context(as_called(model, call, None))  # the state is restored once, after all runs
             set_seed(devices, seed)
             if gradients:  # the second run of a checkpoint would lack our changes
-                stack.enter_context(_without_checkpointing())
+                stack.enter_context(without_checkpointing())
             with torch.set_grad_enabled(gradients), suppress(_StopRun):
                 if replacements:
                     torch.func.functional_call(model, replacements, call.args, call.kwargs, strict=False)
@@ -185,7 +184,7 @@ def replays(
 
 
 @contextmanager
-def _without_checkpointing() -> Iterator[None]:
+def without_checkpointing() -> Iterator[None]:
     """Let `torch.utils.checkpoint.checkpoint` just run what it is given, by whatever name a model has imported it."""
     module: Any = torch.utils.checkpoint
     kept = {name: getattr(module, name) for name in ("CheckpointFunction", "_checkpoint_without_reentrant_generator")}
@@ -261,7 +260,7 @@ class Hook:
 
 
 def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | None]) -> Any:
-    """ModelCall `action` with the input or output of a module whenever it runs; returns a handle with `remove`."""
+    """Call `action` with the input or output of a module whenever it runs; returns a handle with `remove`."""
     if side == "output":
 
         def after(_: nn.Module, args: Any, output: Any) -> Any:

@@ -24,18 +24,26 @@ class Route:
 
     The point is the consumer's input or, if other layers have already added to a residual stream there, the end of the
     producer's own branch.
+
+    Args:
+        between: paths of the modules that run between producer and consumer.
+        later: paths of the consumer and the modules that run after it.
+        called: paths of all modules that run.
+        chain: paths of the modules from producer to point, if each gets the output of the one before.
+        flattened: whether the output of the chain is flattened before it reaches the point.
+        others: of the first consumer: routes to the other ones.
     """
 
     producer: Axis
     consumer: Axis
     point: Axis
     side: Side
-    between: tuple[str, ...]  # paths of the modules that run between producer and consumer
-    later: frozenset[str]  # paths of the consumer and the modules that run after it
-    called: frozenset[str]  # paths of all modules that run
-    chain: tuple[str, ...] | None = None  # paths of the modules from producer to consumer, if nothing else is between
-    flattened: bool = False  # whether the output of the chain is flattened before it reaches the consumer
-    others: tuple[Route, ...] = ()  # of the first consumer: routes to the other ones
+    between: tuple[str, ...]
+    later: frozenset[str]
+    called: frozenset[str]
+    chain: tuple[str, ...] | None = None
+    flattened: bool = False
+    others: tuple[Route, ...] = ()
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
         """Activations of the width's neurons at the point, samples x neurons x positions."""
@@ -202,8 +210,9 @@ def _branch_end(
 ) -> Route:
     """Move the point to the producer's output, or past norms applied directly to it."""
     carriers = {axis.module: axis for axis in width.carriers}
-    point, end = route.producer, order[0][2]
+    point, end, chain = route.producer, order[0][2], []
     for path, given, output in order[1:]:
         if given is end and path in carriers and isinstance(modules[path], _NormBase):
             point, end = carriers[path], output
-    return replace(route, point=point, side="output")
+            chain.append(path)
+    return replace(route, point=point, side="output", chain=tuple(chain), flattened=False)

@@ -1,7 +1,7 @@
 r"""Recognize the samples of a training set by their inputs, and count them.
 
 The identity of a sample is a hash of some of its values, exact on every device: two items of batches with the same
-values are one sample. The number of different samples is that of different identities. Of many, only the smallest
+values are one sample. So the number of samples is the number of different identities. Of many, only the smallest
 :math:`k` identities are kept: if the largest of these is :math:`u` of the whole range of hashes, there are about
 :math:`(k - 1) / u` samples, with a relative error of :math:`1 / \sqrt{k}`. (Fewer than k are counted exactly.)
 
@@ -139,6 +139,11 @@ class Samples:
         self._without_new = 0  # items that have passed since the latest new sample
         self._items = 0  # that have been counted
         self._enough = False  # whether the number is known from those that have been counted
+        self._processes = ALONE
+
+    def join(self, processes: Processes) -> None:
+        """Count the samples of all processes from now on."""
+        self._processes = processes
 
     @property
     def known(self) -> bool:
@@ -208,7 +213,7 @@ class Samples:
         number = number_of(self._smallest)
         return number > _MANY or 0 < number <= _REPEATED * self._without_new
 
-    def number(self, processes: Processes = ALONE) -> float:
+    def number(self) -> float:
         """The number of samples in the training set: as told, or else of those that have been seen.
 
         As long as none has been seen twice, as many again are expected.
@@ -216,9 +221,9 @@ class Samples:
         if self.total is not None:
             return float(self.total)
         self._count()
-        self._smallest = merged(*processes.gathered(self._smallest))  # so that each process saves those of all
+        self._smallest = merged(*self._processes.gathered(self._smallest))  # so that each process saves those of all
         self._enough = self._is_enough()
-        items = sum(int(own) for own in processes.gathered(torch.tensor([self._items])))
+        items = sum(int(own) for own in self._processes.gathered(torch.tensor([self._items])))
         found = number_of(self._smallest)
         return found if items > _TWICE * found else 2 * found
 

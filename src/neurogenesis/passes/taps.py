@@ -51,7 +51,7 @@ class Taps:
         _remove(self._point_handles)
         _remove(self._gradient_handles)
         for record in records:
-            route = record.route
+            record.processes, route = self._processes, record.route
             producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
             self._tap(record, "H_prev", producer, "input", partial(self._on_input, record, "H_prev"))
             self._tap(record, "H", consumer, "input", partial(self._on_input, record, "H"))
@@ -70,6 +70,8 @@ class Taps:
     def join(self, processes: Processes) -> None:
         """Gradients are averaged over these processes after they are recorded."""
         self._processes = processes
+        for record in self._records:
+            record.processes = processes
 
     def begin_pass(self, call: ModelCall | None, copies: bool = False) -> None:
         """Record a training pass that begins.
@@ -88,7 +90,7 @@ class Taps:
         self._inputs.clear()
 
     def optimizer_stepped(self) -> None:
-        """The next gradient is the first after a gradient step: what was recorded belongs to that step."""
+        """The next gradient is the first after a gradient step, to which all that was recorded belongs."""
         self._stepped = True
 
     def clear(self) -> None:
@@ -139,7 +141,7 @@ class Taps:
 
         def arrived(parameter: Tensor) -> None:
             if record.width.name in self.wanted and parameter.grad is not None and not is_internal_run(self.model):
-                record.add_gradient(role, axis, parameter.grad, alone=self._processes is ALONE)
+                record.add_gradient(role, axis, parameter.grad)
 
         if parameter.requires_grad:
             self._gradient_handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))

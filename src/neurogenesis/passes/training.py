@@ -25,7 +25,7 @@ class TrainingPasses:
         unrecorded: called instead of both, with the arguments, while nothing is `recorded`.
         compiled: called with the tensors in the arguments of a pass that runs compiled.
         failed: called with the error of a pass that fails.
-        wrapper: what `torch.compile` made of the model, if the user calls that.
+        wrapper: the result of `torch.compile(model)`, if the user calls that.
     """
 
     def __init__(

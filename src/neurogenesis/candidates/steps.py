@@ -1,0 +1,123 @@
+"""Windows after a gradient step, in all processes: its passes are checked, wait, and are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..passes.processes import ALONE, Processes, summed
+from ..passes.records import NotFinite
+from .looks import Pass
+from .windows import Window
+
+
+class Look(NamedTuple):
+    """A look at a width after a gradient step.
+
+    Args:
+        name: the width.
+        window: its window so far.
+        consumers: the consumers of the width.
+        passes: gives the passes since the last step, in this process, for each consumer.
+        last: whether a window ends with this look.
+    """
+
+    name: str
+    window: Window
+    consumers: Sequence[nn.Module]
+    passes: Callable[[], Sequence[Sequence[Pass]]]
+    last: Callable[[Window], bool]
+
+
+def windows_after(looks: Sequence[Look], processes: Processes) -> list[Window]:
+    """The windows after a step, with copies of the passes that wait.
+
+    One process takes one width after the other, which needs less memory. Several take all at once, since an exchange
+    serves them all.
+    """
+    groups = [[look] for look in looks] if processes is ALONE else [looks] if looks else []
+    return [window for group in groups for window in _windows_after(group, processes)]
+
+
+def _windows_after(looks: Sequence[Look], processes: Processes) -> list[Window]:
+    consumers = [look.consumers for look in looks]
+    before = {look.name: look.window for look in looks}
+    after = after_look(before, consumers, [look.passes() for look in looks], processes)
+    due = [
+        number
+        for number, (look, window) in enumerate(zip(looks, after, strict=True))
+        if window.looks and window.due(look.consumers, look.last(window))
+    ]
+    found = record_waiting([after[number] for number in due], [consumers[number] for number in due], processes)
+    for number, window in zip(due, found, strict=True):
+        after[number] = window
+    return [window.with_copies(old) for old, window in zip(before.values(), after, strict=True)]
+
+
+def after_look(
+    windows: Mapping[str, Window],
+    consumers: Sequence[Sequence[nn.Module]],
+    passes: Sequence[Sequence[Sequence[Pass]]],
+    processes: Processes = ALONE,
+) -> list[Window]:
+    """Windows with the passes of a step, which wait to be recorded. Several processes communicate once.
+
+    Consumers without passes in some process do not count, nor does the step if there are no others. `NotFinite` is
+    raised in all processes if an entry of one is not finite.
+
+    Args:
+        windows: the windows, by the name of the width.
+        consumers: the consumers of each window.
+        passes: the passes of this process, for each window and consumer.
+        processes: the processes.
+    """
+    own: list[int] = []
+    for modules, of_window in zip(consumers, passes, strict=True):
+        for module, found in zip(modules, of_window, strict=True):
+            own += [bool(found), sum(each.rows(module) for each in found), sum(each.items for each in found)]
+        every = [each for found in of_window for each in found]
+        own += [sum(each.numbers for each in every), not all(each.finite for each in every)]
+    (sums,) = processes.sums([torch.tensor(own, dtype=torch.float64)])
+    totals = map(int, sums.tolist())
+    result = []
+    for (name, window), of_window in zip(windows.items(), passes, strict=True):
+        counts = []
+        for _ in of_window:
+            in_all, *found_counts = next(totals) == processes.count, next(totals), next(totals)
+            counts.append(found_counts if in_all else [0, 0])
+        rows, items = zip(*counts, strict=True)
+        numbers, problems = next(totals), next(totals)
+        if problems:
+            raise NotFinite(f"activations or gradients of {name}")
+        waiting = window.waiting.after(of_window, rows, items, numbers)
+        result.append(replace(window, waiting=waiting) if any(rows) else window)
+    return result
+
+
+def record_waiting(
+    windows: Sequence[Window], consumers: Sequence[Sequence[nn.Module]], processes: Processes = ALONE
+) -> list[Window]:
+    """Windows with new fits and the gradients of the passes that were waiting.
+
+    Several processes communicate a few times, however many windows there are.
+
+    Args:
+        windows: the windows.
+        consumers: the consumers of each window.
+        processes: the processes.
+    """
+    updates = {
+        (number, place): record.after(consumer, window.waiting.passes[place])
+        for number, window in enumerate(windows)
+        for place, (record, consumer) in enumerate(zip(window.records, consumers[number], strict=True))
+        if window.waiting.passes[place]
+    }
+    found = dict(zip(updates, summed(list(updates.values()), processes), strict=True))
+    return [
+        window.with_records([found.get((number, place)) for place in range(len(window.records))])
+        for number, window in enumerate(windows)
+    ]
