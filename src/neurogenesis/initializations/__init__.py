@@ -17,6 +17,7 @@ from collections.abc import Callable
 from .base import Initialization, Neurons, as_initialization
 from .gradients import Firefly, GradMax, NeST
 from .novelty import Opt, Pre, Random, Select, Weight
+from .twins import Twins
 
 __all__ = [
     "INITIALIZATIONS",
@@ -29,12 +30,14 @@ __all__ = [
     "Pre",
     "Random",
     "Select",
+    "Twins",
     "Weight",
     "as_initialization",
 ]
 
 INITIALIZATIONS: dict[str, Callable[[], Initialization]] = {
     "random": Random,
+    "twins": Twins,
     "select": Select,
     "pre": Pre,
     "opt": Opt,
