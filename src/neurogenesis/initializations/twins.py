@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..layer import Layer, scaled_to
+from ..layer import Layer, scaled_like, scaled_to
 from ..structure.axes import Axis
 from .base import Initialization, Neurons, parameter_values
 
@@ -45,6 +45,8 @@ class Twins(Initialization):
         for axis in layer.width.axes:
             if axis.role != "consumer":
                 new = layer.default(axis, count, generator)
+                if axis.role == "producer" and layer.tensor(axis).ndim > 1:
+                    new = scaled_like(new, layer.of_neurons(axis))
                 values |= parameter_values(layer, axis, torch.cat([new[:pairs], new[:pairs], new[2 * pairs :]]))
         for axis in consumers:
             values |= parameter_values(layer, axis, _opposite(layer.of_neurons(axis), count, generator))
