@@ -5,7 +5,8 @@ instance of a subclass of `Initialization`, which states what it needs and which
 
 Values that an initialization does not set default to random fan-in and zero fan-out, which do not change the network's
 function. Biases are 0, and random fan-in, and fan-in selected from it, has the norm that `neurogenesis.surgery.reach`
-defines. Other nonzero fan-in and fan-out is scaled to the mean norm of the present neurons, but not in Firefly.
+defines, but not in `Twins`. Other nonzero fan-in and fan-out is scaled to the mean norm of the present neurons, but not
+in Firefly.
 
 Reference: Maile, Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs" (AutoML 2022).
 """
