@@ -19,10 +19,12 @@ class Twins(Initialization):
     .. math:: \sigma(w \cdot x) v + \sigma(w \cdot x) (-v) = 0, \qquad
               \|v\| = \bar n \sqrt{M / (M + \text{count})}
 
-    with :math:`\bar n` the mean norm of the fan-outs of the M present neurons: as large as in a network that has the new
-    size from the start. The gradients of the two fan-ins are opposite, so that the first step parts the twins. The last
-    of an odd number has no fan-out, nor has any neuron where a consumer is not a plain linear layer or convolution,
-    whose weights are trained: twins may not cancel out there.
+    with :math:`\bar n` the mean norm of the fan-outs of the M present neurons: as large as in a network that has the
+    new size from the start. Fan-ins have the mean norm of the present ones: their gradients are as large as those of
+    others from the first step, so that they need no margin. The gradients of the two are opposite, which parts the
+    twins. The last of an odd number has no fan-out, nor has any neuron where a consumer is not a plain linear layer or
+    convolution whose weights are trained: twins may not cancel out there. Where a dropout lies between, they cancel out
+    in evaluation, and on average in training.
 
     Example:
         >>> import torch, neurogenesis as ng
