@@ -81,7 +81,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "gradmax": lambda: Strategy(triggers.Gradient(), initializations.GradMax()),
     "firefly": lambda: Strategy(triggers.Gradient(), initializations.Firefly()),
     "nest": lambda: Strategy(triggers.Gradient(), initializations.NeST()),
-    "need": lambda: Strategy(triggers.Need(), initializations.Random()),
+    "need": lambda: Strategy(triggers.Need(), initializations.Twins()),
     "static": lambda: Strategy(triggers.Static(), initializations.Random()),
 }
 

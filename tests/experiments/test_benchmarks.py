@@ -13,7 +13,7 @@ import torch
 
 import neurogenesis as ng
 from benchmarks import compile as compiling
-from benchmarks import decisions, newborn, overhead, pruning, selection, surgery
+from benchmarks import decisions, fan_outs, newborn, overhead, pruning, selection, surgery
 from neurogenesis.experiments.data import load
 from neurogenesis.experiments.models import VGG11, vgg11
 
@@ -47,6 +47,12 @@ def test_pruned_networks_have_the_same_sizes_and_folding_helps() -> None:
     assert found["whole", 1.0].cut > 0.9
     assert len({found[way, 1 / 4].parameters for way in pruning.WAYS}) == 1
     assert found["prune", 1 / 4].cut > max(found[way, 1 / 4].cut for way in pruning.WAYS[1:])
+
+
+def test_fan_outs_are_compared_at_the_shape_that_was_grown() -> None:
+    found = fan_outs.losses(seed=1, batch=32, steps=80)
+    assert list(found) == ["zero", "twins", "shape", "shape-zero"]
+    assert len(set(found.values())) == 4 and max(found.values()) < 1
 
 
 def test_neurons_that_fire_on_no_sample_are_dead() -> None:

@@ -978,13 +978,14 @@ def test_growth_ends_at_a_multiple_of_the_initial_size_with_a_warning(monkeypatc
     [
         "Strategy(trigger=Need(window=20, ratio=0.025, candidates=32), initialization=Random())",
         "Strategy(trigger=Need(window=48, candidates=32), initialization=Small(part=0.5))",
+        "Strategy(trigger=Need(window=48, candidates=32), initialization=Random())",
     ],
 )
 def test_a_state_of_an_earlier_rule_goes_on_with_the_present_one(earlier: str) -> None:
     """Windows that compared steps, or had no whole gradients, are begun again."""
     grower = growing(8)
     state = grower.state_dict()
-    assert state["strategy"] == "Strategy(trigger=Need(window=48, candidates=32), initialization=Random())"
+    assert state["strategy"] == "Strategy(trigger=Need(window=48, candidates=32), initialization=Twins())"
     del state["samples"]
     for layer in state["layers"].values():
         if "ratio" in earlier:
@@ -997,6 +998,16 @@ def test_a_state_of_an_earlier_rule_goes_on_with_the_present_one(earlier: str) -
     other.load_state_dict({**state, "strategy": earlier})
     train(other, 12, problem())
     assert other.steps == 20 and other.history.events
+
+
+def test_a_state_with_another_initialization_is_that_of_another_strategy() -> None:
+    strategy = ng.Strategy(ng.triggers.Need(), "random")
+    model = mlp(6, 3, 3, 3)
+    grower = ng.Grower(model, torch.optim.Adam(model.parameters()), strategy)
+    state = grower.state_dict()
+    grower.load_state_dict(state)
+    with pytest.raises(ValueError, match="another strategy"):
+        grower.load_state_dict(growing(0).state_dict())
 
 
 def test_growth_leaves_the_function_unchanged() -> None:

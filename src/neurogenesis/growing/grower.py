@@ -45,6 +45,8 @@ _NEED_BEFORE = (
     r"window=(?:20|48), (?:ratio=[^,]*, )?(candidates=\d+\), initialization=)(?:Random\(\)|Small\(part=0.5\))",
     r"window=48, \1Random()",
 )
+# Its new neurons had no fan-out then.
+_NEED_WITHOUT_TWINS = r"(Need\(.*\), initialization=)Random\(\)", r"\1Twins()"
 
 
 class Grower:
@@ -430,7 +432,8 @@ class Grower:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless a state can be loaded; finds the widths first if they are not known."""
         self._watch_called()
-        if re.sub(*_NEED_BEFORE, state["strategy"]) != repr(self.strategy):
+        saved = re.sub(*_NEED_BEFORE, state["strategy"])
+        if repr(self.strategy) not in (saved, re.sub(*_NEED_WITHOUT_TWINS, saved)):
             raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
         if state["example"] is None:
             return  # it was saved before the first training pass
