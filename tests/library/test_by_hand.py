@@ -94,7 +94,7 @@ def test_a_function_that_needs_no_activations_needs_no_example() -> None:
         (how.Firefly(), ValueError, "needs gradients of the loss.*use a Grower"),
         ("nest", ValueError, "needs gradients of the loss.*use a Grower"),
         (lambda layer, count, _: {"0.weight": torch.ones(count, 10)}, TypeError, "returned a dict: .*-> Neurons"),
-        (7, TypeError, "an initialization is a function or one of random, select"),
+        (7, TypeError, "an initialization is a function or one of random, twins, select"),
     ],
 )
 def test_what_cannot_serve_says_why_and_changes_nothing(initialization: Any, error: Any, message: str) -> None:

@@ -19,6 +19,7 @@ from ..passes.replay import ModelCall, Side, Watch, replay, replays, temporary_a
 from ..passes.routes import Route, select_neurons
 from ..passes.samples import Samples
 from ..structure.axes import Axis
+from ..structure.running import constant_calls
 from ..structure.widths import Width
 from .chains import Chain, ChainRun
 from .grown import Candidates, apply_weights, grown_tensors
@@ -64,8 +65,10 @@ class Trials:
                 H[call] = select_neurons(h, point, positions[: self.width.size])
                 new[call] = select_neurons(h, point, positions[self.width.size :])
 
+        # The point runs before its first call counts if it is also called with constants.
+        route = replace(self.route, later=frozenset()) if constant_calls(point) else self.route
         with torch.set_grad_enabled(gradients):
-            tensors, attributes = grown_tensors(self.model, self.width, self.route, count, Candidates(fan_in))
+            tensors, attributes = grown_tensors(self.model, self.width, route, count, Candidates(fan_in))
         for number, call in enumerate(self._calls):
             watch = Watch(point, self.route.side, partial(split, number))
             replay(self.model, call, [watch], tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)

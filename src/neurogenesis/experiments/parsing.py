@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +16,8 @@ INVALID = (TypeError, ValueError)
 
 def to_json(record: Any) -> dict[str, Any]:
     """The fields of a record as a JSON object; empty tuples are left out."""
-    return {name: value for name, value in vars(record).items() if value != ()}
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    return {name: value for name, value in values.items() if value != ()}
 
 
 def from_json(text: str | bytes) -> Any:
