@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,9 +18,7 @@ from ..passes.replay import ModelCall
 from ..passes.samples import Samples
 from ..passes.training import TrainingPasses
 from ..strategies import Strategy
-from ..structure.axes import named_tensors, unwrapped
 from ..structure.examples import Examples, examples_in
-from ..structure.finding import check_supported
 from ..structure.modes import ordinary_tensors
 from ..structure.saved_sizes import SavedSizes
 from ..structure.widths import Widths
@@ -34,19 +31,12 @@ from .choosing import as_call, has_convolutions
 from .looking import Looks
 from .mismatch import MismatchNote, explain_failure
 from .overview import overview
-from .recording import Recorder, apart
+from .recording import APART, NOT_RUN, Recorder, apart
+from .saving import Growth, check_strategy
 from .schedule import Schedule
 from .settings import MaxWidth, Setting, Settings
-from .trained import TrainedModel, checked_optimizers
+from .trained import TrainedModel, checked_model, checked_optimizers
 from .watching import Watching
-
-# The strategy 'need' in states of earlier versions, and the one that goes on with them.
-_NEED_BEFORE = (
-    r"window=(?:20|48), (?:ratio=[^,]*, )?(candidates=\d+\), initialization=)(?:Random\(\)|Small\(part=0.5\))",
-    r"window=48, \1Random()",
-)
-# Its new neurons had no fan-out then.
-_NEED_WITHOUT_TWINS = r"(Need\(.*\), initialization=)Random\(\)", r"\1Twins()"
 
 
 class Grower:
@@ -71,23 +61,19 @@ class Grower:
         exclude: patterns of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
         ema: an averaged copy of the model, which grows too.
-        prune: whether neurons are dropped that have died, so that they give their consumers a constant on the latest
-            inputs; see `neurogenesis.growing.dying` for how long they must have been dead.
+        prune: whether neurons that have died are dropped; see `neurogenesis.growing.dying`.
         frozen: whether widths grow that have frozen parameters (``requires_grad`` is False). By default frozen parts
             stay as they are, and their widths are watched as soon as they are unfrozen.
         training_samples: the number of samples in the training set, by which 'need' knows how much can be learned from
             it. By default they are counted, recognized by their inputs; with random augmentation, every input is new.
         every: look at the first gradient step and every `every` steps after it. By default the grower looks at a width
             at every step while it grows and less often while it does not, but at least at every twelfth step.
-        buffer: the number of latest samples on which activations are measured; by default 1568, or 128 in networks with
-            convolutions. A sample is an item of a batch; in sequences, such as tokens, it is each position of an item,
-            and twice as many positions as neurons are measured if that is more. A width is measured as soon as there
-            are twice as many activations as neurons; see `fill`.
+        buffer: the number of latest samples on which activations are measured, each position of a sequence counting as
+            one; by default 1568, or 128 in networks with convolutions, and at least twice as many as there are neurons.
         seed: seed of all random numbers of growth. Torch's global random state is not used.
         ages: whether the optimizer treats new weights as if training had just begun; see `neurogenesis.ages`.
-        margin: whether random fan-in is balanced, and its norm larger than that of the present neurons by as much as
-            one gradient step can move it; see `neurogenesis.surgery.reach`. Otherwise it has the mean norm of the
-            present neurons, as in the paper.
+        margin: whether random fan-in is balanced and long enough to survive the first steps; see
+            `neurogenesis.surgery.reach`. Otherwise it has the mean norm of the present neurons, as in the paper.
 
     The last five, from `every` on, are for experiments: their defaults are right for training.
 
@@ -133,11 +119,7 @@ class Grower:
         ages: bool = True,
         margin: bool = True,
     ):
-        if not isinstance(model, nn.Module):
-            given = type(model).__name__
-            raise TypeError(f"model: expected a torch.nn.Module, not a {given}: Grower(model, optimizer)")
-        self.model = unwrapped(model)
-        check_supported(self.model, named_tensors(self.model))
+        self.model = checked_model(model)
         optimizers = checked_optimizers(self.model, optimizer)
         self.settings = Settings.checked(
             self.model, strategy, max_width=max_width, max_parameters=max_parameters, round_to=round_to,
@@ -154,24 +136,15 @@ class Grower:
         self.generator = torch.Generator().manual_seed(seed)
         self._notices = Notices()
         self._trained = TrainedModel(self.model, optimizers, ema, ages, lambda: self._recorder.optimizer_stepped())
-        self._recorder = Recorder(
-            self.model,
-            self.buffer,
-            self.samples,
-            counts_samples=self.settings.counts_samples,
-            keep_inputs=self.settings.keep_inputs,
-        )
+        self._recorder = Recorder(self.model, self.settings, self.buffer, self.samples)
         self._watching = Watching(self._trained, self.settings, self.buffer, self._notices)
         self._schedule = Schedule(every)
         self._looks = Looks(
-            self._trained,
-            self.settings,
-            self._recorder,
-            self._watching,
-            self._schedule,
-            self.history,
-            self.generator,
+            self._trained, self.settings, self._recorder, self._watching, self._schedule, self.history, self.generator,
             self._notices,
+        )  # fmt: skip
+        self._growth = Growth(
+            self._watching, self._schedule, self._looks, self.generator, self.buffer, self.history, self.samples
         )
         self._attached = True
         self._busy_from: float = 0  # the first step after which there is something to do
@@ -228,10 +201,7 @@ class Grower:
 
     @property
     def eager(self) -> bool:
-        """Whether the training passes of the next gradient step run uncompiled, in a model that is compiled.
-
-        They do if the grower looks at them, and soon after growth.
-        """
+        """Whether a compiled model runs uncompiled until the next gradient step: at looks, and after growth."""
         return self._passes.eager
 
     def __str__(self) -> str:
@@ -260,29 +230,16 @@ class Grower:
             self._watch(found)
         return found is not None
 
-    def _watch_more(self) -> None:
-        """Watch the widths that have been unfrozen, or whose layers have been found since."""
-        found = self._watching.more_widths()
-        if found is not None:
-            self._watch(found)
-
     # --- training passes ---------------------------------------------------------------------------------
 
     def fill(self, *args: Any, **kwargs: Any) -> None:
-        """Add a batch of inputs to the buffer, so that widths can be measured from the first gradient step.
-
-        Takes the same arguments as the model. The model is not trained on them.
-        """
+        """Add a batch of inputs, the arguments of the model, so that widths can be measured from the first step."""
         call = ModelCall.of(args, kwargs).copied()
         self._begin([call])
         self.buffer.add(call)
 
     def watch_pass(self, *args: Any, **kwargs: Any) -> None:
-        """Watch a training pass that the model is about to run, from one of its own forward pre-hooks.
-
-        For a grower that is created in such a hook, since hooks which are added there are first called in the next
-        pass. Takes the arguments of the pass.
-        """
+        """Watch the training pass that begins, with these arguments, if the grower is created in a hook before it."""
         self._passes.enter(args, kwargs)
 
     def _before_pass(self, args: Any, kwargs: Any) -> None:
@@ -346,15 +303,9 @@ class Grower:
 
     def _step(self, closure: Callable[[], Any] | None) -> list[Event]:
         if apart(self.model):
-            self._notices.warn(
-                "there are several processes, but the model is not wrapped in DistributedDataParallel: each process "
-                "grows its own model"
-            )
+            self._notices.warn(APART)
         if self._watching.watched is None:
-            self._notices.warn(
-                "the model has not run in training mode with gradients yet, so its widths are not known: call "
-                "model.train() before training, and the model itself rather than its parts or its forward()"
-            )
+            self._notices.warn(NOT_RUN)
             return []
         if not self._recorder.since.stepped and accumulating():
             return []
@@ -366,7 +317,8 @@ class Grower:
             self.steps += 1
             if not self._watch_called():  # what was recorded at this step lacks the layers
                 events = self._look(closure)
-        self._watch_more()
+        if (more := self._watching.more_widths()) is not None:
+            self._watch(more)
         self._recorder.clear()
         self._passes.clear()
         self._prepare_passes()
@@ -390,19 +342,7 @@ class Grower:
     def state_dict(self) -> dict[str, Any]:
         """State needed to resume growth: sizes, baselines, buffered inputs, the random state and the history."""
         self._watch_called()
-        watching = self._watching.state()
-        for name, layer in watching["layers"].items():
-            layer.update(self._schedule.state(name))
-        return {
-            "strategy": repr(self.strategy),
-            "steps": self.steps,
-            **watching,
-            **self._looks.state(),
-            "generator": self.generator.get_state(),
-            **self.buffer.state(),
-            "history": self.history.state_dict(),
-            "samples": self.samples.state(),
-        }
+        return {"strategy": repr(self.strategy), "steps": self.steps, **self._growth.state()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -416,25 +356,15 @@ class Grower:
             self._start_again()
         with self._trained.surgery() as surgery:
             resize_to_saved(surgery, {}, SavedSizes(state.get("sizes", {})), known=self._watching.widths)
-        self._watching.load(state)
-        for layer in self.layers:
-            self._schedule.load(layer.name, state["layers"].get(layer.name, {}))
-        self._looks.load(state)
+        self._growth.load(state)
         self.steps = state["steps"]
-        self.history.load_state_dict(state["history"])
-        self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
-        self.buffer.load(state)
-        if "samples" in state:
-            self.samples.load(state["samples"])
         self._recorder.start_step()
         self._prepare_passes()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless a state can be loaded; finds the widths first if they are not known."""
         self._watch_called()
-        saved = re.sub(*_NEED_BEFORE, state["strategy"])
-        if repr(self.strategy) not in (saved, re.sub(*_NEED_WITHOUT_TWINS, saved)):
-            raise ValueError(f"the state is of another strategy: {state['strategy']}, not {self.strategy!r}")
+        check_strategy(state["strategy"], self.strategy)
         if state["example"] is None:
             return  # it was saved before the first training pass
         with ordinary_tensors():

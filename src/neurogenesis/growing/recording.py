@@ -17,6 +17,13 @@ from ..passes.samples import Samples
 from ..passes.taps import Taps
 from ..structure.examples import tensors_in
 from ..structure.wrappers import active_wrapper, wrappers_of
+from .settings import Settings
+
+APART = "there are several processes, but the model is not wrapped in DistributedDataParallel: each grows its own"
+NOT_RUN = (
+    "the model has not run in training mode with gradients yet, so its widths are not known: call model.train() before "
+    "training, and the model itself rather than its parts or its forward()"
+)
 
 
 @dataclass
@@ -62,15 +69,14 @@ class Recorder:
 
     Args:
         model: the model.
-        buffer: gets the inputs, if `keep_inputs`.
-        samples: counts the samples, if `counts_samples`.
-        counts_samples: whether to count them.
-        keep_inputs: whether to keep the inputs of every pass.
+        settings: say whether to keep the inputs of every pass, and whether to count samples.
+        buffer: gets the inputs.
+        samples: counts the samples.
     """
 
-    def __init__(self, model: nn.Module, buffer: Buffer, samples: Samples, *, counts_samples: bool, keep_inputs: bool):
+    def __init__(self, model: nn.Module, settings: Settings, buffer: Buffer, samples: Samples):
         self.model, self.buffer, self.samples = model, buffer, samples
-        self.counts_samples, self.keep_inputs = counts_samples, keep_inputs
+        self.counts_samples, self.keep_inputs = settings.counts_samples, settings.keep_inputs
         self.taps = Taps(model)
         self.since = SinceStep()
         self.processes: Processes = ALONE

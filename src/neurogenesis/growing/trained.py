@@ -9,7 +9,9 @@ from typing import Any
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from ..structure.axes import named_tensors, unwrapped
 from ..structure.fills import FanIn
+from ..structure.finding import check_supported
 from ..structure.widths import Width
 from ..surgery.ages import forget, resume
 from ..surgery.optimizer_state import Optimizers, as_list, check_optimizers
@@ -66,6 +68,15 @@ class TrainedModel:
     def fan_ins(self, width: Width, initial: int) -> Mapping[str, FanIn]:
         """The distribution of random fan-ins of a width, by parameter; see `surgery.reach`."""
         return fan_ins_of(self.model, width, initial, self.optimizers)
+
+
+def checked_model(model: object) -> nn.Module:
+    """The model without wrappers; raise unless it can be resized."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a torch.nn.Module, not a {type(model).__name__}: Grower(model, optimizer)")
+    inner = unwrapped(model)
+    check_supported(inner, named_tensors(inner))
+    return inner
 
 
 def checked_optimizers(model: nn.Module, optimizer: Optimizers) -> list[Optimizer]:

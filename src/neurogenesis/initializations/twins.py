@@ -23,9 +23,9 @@ class Twins(Initialization):
     with :math:`\bar n` the mean norm of the fan-outs of the M present neurons: as large as in a network that has the
     new size from the start. Fan-ins have the mean norm of the present ones: their gradients are as large as those of
     others from the first step, so that they need no margin. The gradients of the two are opposite, which parts the
-    twins. The last of an odd number has no fan-out, nor has any neuron where a consumer is not a plain linear layer whose
-    weights are trained: twins may not cancel out there, and channels of convolutions did not gain from a fan-out. Where
-    a dropout lies between, they cancel out in evaluation, and on average in training.
+    twins. The last of an odd number has no fan-out, nor has any neuron where a consumer is not a plain linear layer
+    whose weights are trained: twins may not cancel out there, and channels of convolutions did not gain from a fan-out.
+    Where a dropout lies between, they cancel out in evaluation, and on average in training.
 
     Example:
         >>> import torch, neurogenesis as ng
