@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .strategies import Strategy
     from .structure import rules
     from .structure.finding import widths
+    from .structure.outputs import internal_outputs
     from .structure.widths import Width, Widths
     from .surgery import ages
     from .surgery.plan import Plan
@@ -43,6 +44,7 @@ __all__ = [
     "ages",
     "grow",
     "initializations",
+    "internal_outputs",
     "load",
     "load_state_dict",
     "metrics",
@@ -75,6 +77,7 @@ _HOMES = {
     "strategies": ["Strategy"],
     "structure": ["rules"],
     "structure.finding": ["widths"],
+    "structure.outputs": ["internal_outputs"],
     "structure.widths": ["Width", "Widths"],
     "surgery": ["ages"],
     "surgery.plan": ["Plan"],

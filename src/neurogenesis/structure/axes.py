@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .compensations import Compensations
 from .edits import Average, Edit, Scale
-from .fills import MEAN, ONE, RANDOM, FanIn, Fill, new_values
+from .fills import MEAN, ONE, RANDOM, RMS, FanIn, Fill, new_values
 from .labels import Attribute, AttributeValue
 from .reasons import Reason
 from .rules import Axes, Role
@@ -111,6 +111,10 @@ class Structure:
         self.both_ways: set[tuple[str, int]] = set()  # axes that are producer in one place and consumer in another
         self.attributes: list[Attribute] = []
         self.compensations = Compensations()
+        # Axes whose new entries are stated, since a norm runs across what they add to, and the tensors that multiply it.
+        self.given: dict[tuple[str, int], tuple[Fill, frozenset[str]]] = {}
+        self.behind_norm: dict[tuple[str, int], bool] = {}  # of consumers, whether all they read comes from a norm
+        self.heads: list[Term] = []
         # Axes of weights under weight norm: the axis that indexes the normalized slices, and the axes within a slice.
         self.normed_along: set[tuple[str, int]] = set()
         self.normed_across: set[tuple[str, int]] = set()
@@ -125,21 +129,34 @@ class Structure:
                     self.both_ways.add(place)
                 if present is None or _PRECEDENCE[record.role] > _PRECEDENCE[present[0]]:
                     self.roles[place] = record.role, record.fill
+                if record.role == "consumer":
+                    self.behind_norm[place] = record.behind_norm and self.behind_norm.get(place, True)
             if record.role == "consumer" and not places:
                 fix(record.term, Reason("consumed by a tensor that is not a parameter"))
-        for norm in tracer.norms:
+        for norm in tracer.weight_norms:
             for axis, (term, stride) in enumerate(zip(norm.terms, norm.strides, strict=True)):
                 places = self._used_axes(norm.sources, term, stride, tensors)
                 (self.normed_along if axis == norm.axis else self.normed_across).update(places)
         self.compensations.add(tracer.compensations)
+        self._add_given(tracer.compensations, tensors)
+        self.heads += tracer.heads
         self.masks |= tracer.masks & self.buffers
         known = set(self.attributes)
         for attribute in tracer.attributes:
             module = tracer.modules[attribute.module]
             value = getattr(module, attribute.name, None)
-            if type(value) in (int, tuple) and value == attribute.value() and attribute not in known:
+            if isinstance(value, int | tuple) and value == attribute.value() and attribute not in known:
                 known.add(attribute)
                 self.attributes.append(attribute)
+
+    def _add_given(self, found: Compensations, tensors: Mapping[str, Tensor]) -> None:
+        """Add which new entries of tensors are stated by norms."""
+        for each in found.entries:
+            if each.maker is None:
+                continue
+            for place in self._used_axes(each.maker.sources, each.maker.term, each.maker.stride, tensors):
+                fill, factors = self.given.get(place, (each.fill, frozenset[str]()))
+                self.given[place] = fill, factors | each.maker.factors
 
     def _used_axes(
         self, sources: Iterable[str], term: Term, stride: int | None, tensors: Mapping[str, Tensor]
@@ -159,6 +176,11 @@ class Structure:
         """Role of an axis, and the default fill for new neurons."""
         role, fill = self.roles.get((name, axis), ("carrier", MEAN))
         return role, RANDOM if (name, axis) in self.normed_along else fill
+
+    @cached_property
+    def head_atoms(self) -> set[Atom]:
+        """The atoms that count heads; valid once all axes are unified."""
+        return {atom for term in self.heads for atom in leaves(term)}
 
     @cached_property
     def places(self) -> dict[Atom, list[tuple[str, int]]]:
@@ -197,15 +219,18 @@ class Structure:
         result = []
         for name, axis in self.places[atom]:
             term, role = self.axes[name][axis], self.role(name, axis)[0]
-            kind, values = Edit, None
+            values = None
             if isinstance(change, int):
                 positions = new_positions(term, atom, change, sizes).flatten().sort().values
                 fan_in = (fan_ins or {}).get(name) if role == "producer" else None
                 values = self.new_entries(atom, name, axis, change, tensors[name], generator, fan_in, sizes)
-                kind = Average if self.compensations.is_average(atom, *self.role(name, axis)) else Edit
+                if self._fill(atom, name, axis) == MEAN and self._is_given(atom, name, axis):
+                    average = Average(name, axis, size(term, sizes), positions, values, role, self._scales(name, axis))
+                    result.append(average.within(tensors))
+                    continue
             else:
                 positions = torch.isin(owners(term, atom, sizes), torch.tensor(change)).nonzero().flatten()
-            result.append(kind(name, axis, size(term, sizes), positions, values, role))
+            result.append(Edit(name, axis, size(term, sizes), positions, values, role))
         # Consumers last: where new rows and new columns cross, the zero fan-out wins.
         return sorted(result, key=lambda edit: edit.role == "consumer")
 
@@ -226,7 +251,7 @@ class Structure:
     ) -> Tensor:
         """Default values of `count` new neurons on one axis of a width, ordered by position."""
         fill, positions = self._fill(atom, name, axis), new_positions(self.axes[name][axis], atom, count, sizes)
-        if self.is_untrained(name, axis):
+        if self.is_untrained(name, axis) and not self._is_given(atom, name, axis):
             rows = self.rows(atom, name, axis, tensor, sizes)
             drawn = fill.values == "random" and rows.is_floating_point() and name not in self.masks
             common = None if drawn and len(rows) == 1 else common_row(rows)  # a single neuron shows no pattern
@@ -238,7 +263,32 @@ class Structure:
         return new_values(tensor, axis, positions.numel(), fill, generator, fan_in)
 
     def _fill(self, atom: Atom, name: str, axis: int) -> Fill:
-        return self.compensations.fill(atom, *self.role(name, axis))
+        """How new positions of a tensor are filled: as usual, unless a norm runs across the width."""
+        role, usual = self.role(name, axis)
+        if not self.compensations.is_stream(atom):
+            return usual
+        if (name, axis) in self.given:
+            return self.given[name, axis][0]
+        if role == "consumer":  # the norm maps new entries to zero
+            return RANDOM if self.behind_norm.get((name, axis)) else usual
+        return RMS if (name, axis) in self._scale_places and atom in self.compensations.means else usual
+
+    def _is_given(self, atom: Atom, name: str, axis: int) -> bool:
+        return (name, axis) in self.given and self.compensations.is_stream(atom)
+
+    def _scales(self, name: str, axis: int) -> tuple[tuple[str, int], ...]:
+        """The tensors that multiply what an axis produces, and their axes."""
+        own = set(leaves(self.axes[name][axis]))
+        return tuple(
+            (factor, number)
+            for factor in sorted(self.given[name, axis][1])
+            for number, term in enumerate(self.axes[factor])
+            if not own.isdisjoint(leaves(term)) and size(term) == prod(map(size, self.axes[factor]))
+        )
+
+    @cached_property
+    def _scale_places(self) -> set[tuple[str, int]]:
+        return {place for name, axis in self.given for place in self._scales(name, axis)}
 
     def tensor(self, name: str) -> Tensor:
         """A parameter or buffer of the model."""

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from .compensations import Compensation, Compensations, NewEntries
 from .examples import tensors_in
 from .fills import MEAN, ZERO, Fill
-from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
+from .labels import Attribute, Frame, Label, Maker, NormRecord, RoleRecord, rigid
+from .norms import Norm
 from .reasons import Kind, Reason
 from .rules import Axes, Role
-from .terms import Conflict, Term, fix, unify
+from .terms import Conflict, Term, fix, resolve, shares, unify
 
 
 class Trace(Protocol):
@@ -23,7 +24,10 @@ class Trace(Protocol):
     strict: bool
     tensors: dict[str, Tensor]
     roles: list[RoleRecord]
-    norms: list[NormRecord]
+    weight_norms: list[NormRecord]
+    norms: list[Norm]
+    heads: list[Term]
+    copies: list[Term]
     attributes: list[Attribute]
     compensations: Compensations
 
@@ -48,6 +52,9 @@ class OperationCall:
         self.where = trace.frames[-1].where
         self.mismatch = Reason(f"regrouped by {self.name} in {self.where} in a way that no rule describes")
         self._inputs = list(tensors_in((args, kwargs)))
+        self.recorded: list[RoleRecord] = []
+        self.reduction: Norm | None = None
+        self.completed: list[Norm] = []
 
     def tensors(self) -> list[Tensor]:
         return self._inputs
@@ -86,13 +93,16 @@ class OperationCall:
             fix(term, Reason(reason))
             return
         sources = label.zeros if role == "consumer" else label.sources
-        self._trace.roles.append(RoleRecord(sources, term, self._stride(tensor, axis, label), role, fill))
+        norms = [norm for each in self._inputs for norm in self._trace.label(each).norms]
+        behind = role == "consumer" and any(shares(norm.term, term) for norm in norms)
+        self.recorded.append(RoleRecord(sources, term, self._stride(tensor, axis, label), role, fill, behind))
+        self._trace.roles.append(self.recorded[-1])
 
     def normed(self, weight: Tensor, axis: int) -> None:
         label = self._trace.label(weight)
         if label.static:
             strides = tuple(self._stride(weight, each, label) for each in range(weight.ndim))
-            self._trace.norms.append(NormRecord(label.sources, label.axes, strides, axis % weight.ndim))
+            self._trace.weight_norms.append(NormRecord(label.sources, label.axes, strides, axis % weight.ndim))
 
     def _stride(self, tensor: Tensor, axis: int, label: Label) -> int | None:
         return tensor.stride(axis) if self._is_view(tensor, label) else None
@@ -100,6 +110,10 @@ class OperationCall:
     def _is_view(self, tensor: Tensor, label: Label) -> bool:
         sources = [self._trace.tensors[name] for name in label.sources]
         return any(source.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for source in sources)
+
+    def is_view_of_parameter(self, tensor: Tensor) -> bool:
+        """Whether a tensor computed from parameters and buffers shares the memory of one."""
+        return self._is_view(tensor, self._trace.label(tensor))
 
     def owned(self, tensor: Tensor) -> bool:
         sources, path = self._trace.label(tensor).sources, self._trace.frames[-1].path
@@ -110,26 +124,81 @@ class OperationCall:
         paths = owners | {self._trace.frames[-1].path}
         self._trace.attributes.extend(Attribute(path, name, term) for path in sorted(paths))
 
-    def compensate(self, what: Tensor | str, term: Term, power: float) -> None:
-        scaled = self._trace.compensations.scaled
-        if isinstance(what, str):
-            frame = self._trace.frames[-1]
-            if type(getattr(frame.module, what, None)) in (int, float):
-                scaled.append(Compensation(frame.path, what, term, power, self.where))
-            else:
-                self.fix(term, f"made up for by {what}, which is no number,")
+    def reduced(self, tensor: Tensor, axis: int) -> None:
+        label, reason = self._trace.label(tensor), Reason(f"reduced over by {self.name} in {self.where}")
+        if label.static:
+            fix(label.axes[axis], reason)
             return
-        label = self._trace.label(what)
-        if len(label.sources) == 1 and (label.weight or self._is_view(what, label)):
-            (name,) = label.sources
-            scaled.append(Compensation(name, None, term, power, self.where))
-        else:
-            self.fix(term, "made up for by a tensor that is computed")
+        self.reduction = Norm(label.axes[axis], reason, self.where)
+        self._trace.norms.append(self.reduction)
 
-    def new_entries(self, term: Term, fill: Fill) -> None:
+    def heads(self, term: Term) -> None:
+        self._trace.heads.append(term)
+
+    def copied(self, term: Term) -> None:
+        self._trace.copies.append(term)
+
+    def is_copied(self, term: Term) -> bool:
+        return any(resolve(term) is each for each in self._trace.copies)
+
+    def compensate(self, what: Tensor | str | float, term: Term, power: float, minus: int = 0) -> None:
+        scaled = self._trace.compensations.scaled
+        if isinstance(what, Tensor):
+            label = self._trace.label(what)
+            if len(label.sources) == 1 and (label.weight or label.shift or self._is_view(what, label)):
+                (name,) = label.sources
+                scaled.append(Compensation(name, None, term, power, self.where, minus, label.shift))
+            else:
+                self.fix(term, "made up for by a tensor that is computed")
+            return
+        if not power or what == 0:
+            return
+        frame = self._trace.frames[-1]
+        name = what if isinstance(what, str) else _attribute_with(frame.module, what)
+        if name is not None and isinstance(getattr(frame.module, name, ""), int | float | None):
+            value = None if isinstance(what, str) else float(what)
+            scaled.append(Compensation(frame.path, name, term, power, self.where, minus, value=value))
+        else:
+            text = f"{what}, which is no number," if isinstance(what, str) else f"the number {what:g} in its code"
+            self.fix(term, f"made up for by {text}")
+
+    def new_entries(self, tensor: Tensor, axis: int, fill: Fill) -> None:
+        label = self._trace.label(tensor)
+        term = label.axes[axis]
+        self.completed.append(Norm(term, Reason(f"normalized across in {self.where}"), self.where, 0, 0.5, True, True))
+        self.fill_new(label, term, fill)
+
+    def fill_new(self, label: Label, term: Term, fill: Fill) -> None:
+        """Record how new entries of activations along an axis come about."""
         if fill not in (ZERO, MEAN):
             raise ValueError(f"new entries of activations can be ZERO or MEAN, not {fill}")
-        self._trace.compensations.entries.append(NewEntries(term, fill, self.where))
+        record = self._trace.compensations.entries
+        record.append(NewEntries(term, fill, self.where))
+        for maker in label.makers:
+            if not shares(maker.term, term):
+                continue
+            if fill == MEAN and not maker.sources:
+                self.fix(term, "normalized across after the output of another norm was added (post-norm)", _NORMED)
+            elif fill == MEAN and not maker.linear:
+                self.fix(term, "normalized across after operations that do not map means to means", _NORMED)
+            elif maker.sources:
+                record.append(NewEntries(maker.term, fill, self.where, maker))
+
+
+_NORMED = Kind.NORMALIZED
+
+
+def _attribute_with(module: nn.Module, value: float) -> str | None:
+    """Name of the attribute of a module that holds a number; if several do, of the one that is called epsilon."""
+    close = [
+        name
+        for name, own in vars(module).items()
+        if isinstance(own, float) and abs(own - value) <= 1e-6 * abs(value)  # kernels round it to single precision
+    ]
+    named = [name for name in close if "eps" in name]
+    if not close and getattr(module, "eps", 0.0) is None:  # the machine's epsilon
+        return "eps"
+    return next(iter(named or close), None)
 
 
 class ModuleCall(OperationCall):
@@ -146,3 +215,6 @@ class ModuleCall(OperationCall):
         self.where = trace.frames[-1].where
         self.mismatch = Reason(f"regrouped by {self.where} in a way that its rule does not describe")
         self._inputs = list(tensors_in((args, kwargs)))
+        self.recorded: list[RoleRecord] = []
+        self.reduction: Norm | None = None
+        self.completed: list[Norm] = []

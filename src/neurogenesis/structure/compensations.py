@@ -9,42 +9,63 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from torch import nn
 
 from .edits import Scale
-from .fills import MEAN, RANDOM, Fill
-from .labels import AttributeValue
+from .fills import Fill
+from .labels import AttributeValue, Maker
 from .reasons import Kind, Reason
-from .rules import Role
-from .terms import Atom, Sizes, Term, fix, leaves, resolve, size
+from .terms import Atom, Sizes, Sum, Term, fix, leaves, resolve, size
 
 
 @dataclass(frozen=True)
 class Compensation:
-    """A tensor, or an attribute of a module, that is multiplied by (n / n') ** power when an axis is resized."""
+    """A tensor, or an attribute of a module, that makes up for the size n of an axis.
 
-    path: str  # of the tensor, or of the module that has the attribute
+    It is multiplied by ((n - minus) / (n' - minus)) ** power when the axis is resized to n'.
+
+    Args:
+        path: of the tensor, or of the module that has the attribute.
+        attribute: the attribute's name.
+        term: the axis.
+        power: the exponent.
+        where: the module that the norm runs in.
+        minus: 1 where a sum over the axis is divided by n - 1.
+        shift: what the model adds to the tensor before it multiplies by it, such as 1 for gains that start at zero.
+        value: of the attribute, if the attribute itself is None.
+    """
+
+    path: str
     attribute: str | None
     term: Term
     power: float
     where: str
+    minus: int = 0
+    shift: float = 0.0
+    value: float | None = None
 
     def __str__(self) -> str:
         return ".".join(filter(None, (self.path, self.attribute)))
 
     def factor(self, before: Sizes | None, after: Sizes | None) -> float:
         """The factor between two sizes of the axis."""
-        return float((size(self.term, before) / size(self.term, after)) ** self.power)
+        old, new = size(self.term, before) - self.minus, size(self.term, after) - self.minus
+        return float((old / new) ** self.power) if new > 0 else 1.0
 
 
 @dataclass(frozen=True)
 class NewEntries:
-    """What new entries of activations along an axis must be: zero, or the mean of the present ones."""
+    """What new entries of activations along an axis must be: zero, or the mean of the present ones.
+
+    `maker` is what the entries come from; it is given for each of those that add to them, and None for the axis itself.
+    """
 
     term: Term
     fill: Fill
     where: str
+    maker: Maker | None = None
 
     def __str__(self) -> str:
         kind = {"zero": "zero", "mean": "the mean of the present ones"}[self.fill.values]
@@ -61,49 +82,39 @@ class Compensations:
     def add(self, other: Compensations) -> None:
         """Add what was recorded in another run."""
         self.scaled += other.scaled
-        self.entries += other.entries
+        self.entries += [each for each in other.entries if each.maker is None]
 
     def scales(self, before: Sizes | None, after: Sizes) -> list[Scale]:
         """The factors of tensors for other sizes of axes."""
         return [
-            Scale(each.path, factor, f"{size(each.term, before)} -> {size(each.term, after)} in {each.where}")
+            Scale(each.path, factor, f"{size(each.term, before)} -> {size(each.term, after)} in {each.where}", each.shift)
             for each in self._distinct()
             if each.attribute is None and (factor := each.factor(before, after)) != 1
         ]
 
     def attribute_values(self, model: nn.Module, sizes: Sizes | None) -> list[tuple[str, str, AttributeValue]]:
         """Path of the module, name and value at other sizes of every attribute that is scaled."""
-        values: dict[tuple[str, str], float] = {}
+        values: dict[tuple[str, str], float | None] = {}
         for each in self._distinct():
             if each.attribute is not None:
                 key = each.path, each.attribute
-                present = values.get(key) or getattr(model.get_submodule(each.path), each.attribute)
-                values[key] = present * each.factor(None, sizes)
+                present: Any = values[key] if key in values else getattr(model.get_submodule(each.path), each.attribute)
+                factor = each.factor(None, sizes)
+                values[key] = present if factor == 1 else (each.value if present is None else present) * factor
         return [(*key, value) for key, value in values.items()]
 
     def _distinct(self) -> Iterator[Compensation]:
         """Every compensation once, even if it was recorded in several runs."""
         yield from {(str(each), resolve(each.term), each.power): each for each in self.scaled}.values()
 
-    def fill(self, atom: Atom, role: Role, usual: Fill) -> Fill:
-        """How new positions of a tensor are filled: as usual, unless a rule states the new entries of activations.
-
-        Consumers need no zeros then: they read new entries behind a norm that maps them to zero.
-        """
-        given = self._given.get(atom)
-        if given is None:
-            return usual
-        if role == "consumer":
-            return RANDOM
-        return given if role == "producer" or usual.shift else usual
-
-    def is_average(self, atom: Atom, role: Role, usual: Fill) -> bool:
-        """Whether new positions of a tensor are means because a rule states so for activations."""
-        return self.fill(atom, role, usual) == MEAN != usual
+    def is_stream(self, atom: Atom) -> bool:
+        """Whether a norm runs across an axis that an atom belongs to, and something makes up for its size."""
+        return atom in self._where
 
     @cached_property
-    def _given(self) -> dict[Atom, Fill]:
-        return {atom: each.fill for each in self.entries for atom in leaves(each.term)}
+    def means(self) -> set[Atom]:
+        """Atoms whose new entries are the means of the present ones."""
+        return {atom for each in self.entries if each.fill.values == "mean" for atom in leaves(each.term)}
 
     def why_by_hand(self, atom: Atom) -> Reason | None:
         """Why a width is resized by hand only; None if nothing makes up for its size."""
@@ -117,13 +128,16 @@ class Compensations:
         return {atom: each.where for each in reversed(records) for atom in leaves(each.term)}
 
     def fix_contradictions(self) -> None:
-        """Fix axes whose new entries would have to be zero in one place and means in another."""
+        """Fix axes whose new entries would have to be zero in one place and means in another, or means of a part."""
         first: dict[Atom, NewEntries] = {}
         for each in self.entries:
-            for atom in leaves(each.term):
+            term = resolve(each.term)
+            if each.fill.values == "mean" and isinstance(term, Sum):
+                fix(term, Reason(f"normalized across together with others in {each.where}", Kind.NORMALIZED))
+            for atom in leaves(term):
                 other = first.setdefault(atom, each)
                 if other.fill != each.fill:
-                    fix(atom, Reason(f"new entries must be {other} and {each}"))
+                    fix(atom, Reason(f"new entries must be {other} and {each}", Kind.NORMALIZED))
 
     def copied(self, translated: Callable[[Term], Term]) -> Compensations:
         """The same for other terms."""

@@ -100,6 +100,8 @@ def _copied(known: Structure, model: nn.Module, sizes: Mapping[Atom, int]) -> tu
         for each in known.attributes
     ]
     copy.compensations = known.compensations.copied(copied)
+    copy.given, copy.behind_norm = dict(known.given), dict(known.behind_norm)
+    copy.heads = list(map(copied, known.heads))
     return copy, atoms
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .calls import OperationCall
-from .labels import Label
+from .labels import Label, Maker
+from .norms import Norm, divided_by, fill_of, value_of
+from .terms import Term, shares
 
 
 def derived(call: OperationCall, labels: Sequence[Label]) -> Label:
@@ -14,14 +17,108 @@ def derived(call: OperationCall, labels: Sequence[Label]) -> Label:
     zero_lost_in = next((label.zero_lost_in for label in labels if label.zero_lost_in), None)
     if call.name not in _ZERO_PRESERVING and not call.keeps_values:
         zero_lost_in = zero_lost_in or call.name
-    return Label(
+    weight = call.keeps_values and all(label.weight for label in labels)
+    result = Label(
         [],
         static,
         frozenset[str]().union(*(label.sources for label in labels)) if static else frozenset[str](),
         _zero_sources(call, labels),
-        weight=call.keeps_values and all(label.weight for label in labels),
+        weight=weight,
         zero_lost_in=zero_lost_in,
+        shift=_shift(call, labels[0]) if static and len(labels) == 1 else 0.0,
     )
+    if static:
+        return result
+    if call.name.endswith("_like") or all(label.static or label.noise for label in labels):
+        return replace(result, noise=True)
+    value, norms = value_of(call, labels, call.reduction), _norms(call, labels)
+    origin = labels[0].origin if call.name in _SAME_VALUES else object()
+    return replace(result, value=value, norms=norms, makers=_makers(call, labels), origin=origin)
+
+
+def _shift(call: OperationCall, label: Label) -> float:
+    """What has been added to a parameter so far; 0 if it was computed otherwise."""
+    if call.keeps_values:
+        return label.shift
+    number = call.arguments.get("other")
+    if call.name == "aten.add" and label.weight and isinstance(number, int | float) and call.arguments["alpha"] == 1:
+        return float(number)
+    return 0.0
+
+
+def _norms(call: OperationCall, labels: Sequence[Label]) -> frozenset[Norm]:
+    """The norms whose output this is; completes those that are written out, and records their gains."""
+    divided = divided_by(call, labels)
+    if divided is not None and divided.norm is not None:
+        norm = divided.norm
+        norm.divided, norm.scaled = True, norm.scaled or not norm.power
+        call.fill_new(divided.base, norm.term, fill_of(divided))
+        return frozenset([norm])
+    if call.completed:
+        return frozenset(call.completed)
+    active = [label for label in labels if not label.static]
+    norms = frozenset[Norm]().union(*(label.norms for label in active))
+    if not norms or not _is_linear(call) or _contracted(call):
+        return frozenset()
+    if call.name in ("aten.mul", "aten.div"):
+        for label, tensor in zip(labels, call.tensors(), strict=True):
+            own = [norm for norm in norms if label.static and any(shares(norm.term, term) for term in label.axes)]
+            for norm in own if call.name == "aten.mul" else ():
+                call.compensate(tensor, norm.term, norm.power, minus=norm.minus)
+                norm.scaled = True
+
+    def covers(label: Label, norm: Norm) -> bool:
+        """Whether the entries along the axis of a norm come from a norm, if there are any."""
+        along = any(shares(norm.term, term) for term in label.axes)
+        return not along or any(shares(norm.term, other.term) for other in label.norms)
+
+    return frozenset(norm for norm in norms if all(covers(label, norm) for label in active))
+
+
+def _makers(call: OperationCall, labels: Sequence[Label]) -> frozenset[Maker]:
+    """What the entries of activations come from."""
+    ended = call.completed or [each.norm for each in [divided_by(call, labels)] if each is not None and each.norm]
+    if ended:
+        return frozenset(Maker(frozenset(), norm.term, None) for norm in ended)
+    contracted = _contracted(call)
+    produced = {Maker(each.sources, each.term, each.stride) for each in call.recorded if each.role == "producer"}
+    found = set(produced)
+    products = call.name in ("aten.mul", "aten.div")
+    for label, tensor in zip(labels, call.tensors(), strict=True):
+        if not label.static:
+            others = [other for other in labels if other is not label] if products else []
+            found |= {
+                _passed_on(maker, call, others)
+                for maker in label.makers
+                if not any(shares(maker.term, term) for term in contracted)
+            }
+        elif label.sources and not products and not contracted and not produced and _is_linear(call):
+            strides = tensor.stride() if call.is_view_of_parameter(tensor) else [None] * tensor.ndim
+            found |= {
+                Maker(label.sources, term, stride)
+                for term, stride, length in zip(label.axes, strides, tensor.shape, strict=True)
+                if length > 1
+            }
+    return frozenset(found)
+
+
+def _passed_on(maker: Maker, call: OperationCall, factors: Sequence[Label]) -> Maker:
+    """A maker behind an operation, which is a product with `factors` if there are any."""
+    factors = [label for label in factors if not label.noise]  # such as the mask of a dropout
+    along = [label for label in factors if any(shares(maker.term, term) for term in label.axes)]
+    if not _is_linear(call) or any(not label.static for label in along) or (along and call.name == "aten.div"):
+        return replace(maker, linear=False)
+    return replace(maker, factors=maker.factors.union(*(label.sources for label in along))) if along else maker
+
+
+def _contracted(call: OperationCall) -> list[Term]:
+    """The axes that an operation sums over with a weight."""
+    return [each.term for each in call.recorded if each.role == "consumer"]
+
+
+def _is_linear(call: OperationCall) -> bool:
+    """Whether an operation maps each entry along an axis linearly, and all in the same way but for a product."""
+    return call.keeps_values or bool(_contracted(call)) or call.name.removeprefix("aten.") in _LINEAR
 
 
 def _zero_sources(call: OperationCall, labels: Sequence[Label]) -> frozenset[str]:
@@ -42,3 +139,12 @@ _ZERO_PRESERVING = {
         "rsub sin stack sub sum tanh where"
     ).split()
 }
+
+# Operations that treat all entries along an axis alike, and linearly.
+_LINEAR = set(
+    "_to_copy _unsafe_view add addmm avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d bmm cat "
+    "clone constant_pad_nd copy detach div dropout flip gather index index_put index_select masked_fill mean mul "
+    "native_dropout neg repeat roll rsub select_scatter slice_scatter stack sub sum upsample_bilinear2d "
+    "upsample_nearest2d where".split()
+)
+_SAME_VALUES = {"aten._to_copy", "aten.alias", "aten.clone", "aten.detach"}

@@ -16,7 +16,7 @@ a plan of its own, which restores scaled entries up to rounding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from itertools import product as combinations
 from math import prod
@@ -93,28 +93,55 @@ class Edit:
 
 @dataclass(frozen=True)
 class Average(Edit):
-    """New entries that are the mean of the present ones: in a copy of the model, of those that are present there."""
+    r"""New entries that are the mean of the present ones: in a copy of the model, of those that are present there.
+
+    If a layer scale :math:`\gamma` multiplies the entries, the mean of the products must be kept:
+
+    .. math:: \frac1n \sum_i \frac{\gamma_i}{\gamma'} w_i, \quad \gamma' = \sqrt{\frac1n \sum_i \gamma_i^2}
+
+    `scales` are such tensors, and the axis of each; `weights` are :math:`\gamma / \gamma'`.
+    """
+
+    scales: tuple[tuple[str, int], ...] = ()
+    weights: Tensor | None = None
 
     @property
     def _kind(self) -> str:
         return f"{self.role}, the mean of the present ones"
 
+    def within(self, tensors: Mapping[str, Tensor]) -> Average:
+        """The same with the weights of a model."""
+        weights: Tensor | None = None
+        for name, axis in self.scales:
+            gain = tensors[name].detach().movedim(axis, 0).flatten().double()
+            norm = gain.square().mean().sqrt()
+            if norm > 0:
+                weights = gain / norm if weights is None else weights * gain / norm
+        return replace(self, weights=weights)
+
     def new_entries(self, present: Tensor) -> Tensor:
         assert self.values is not None
         rows = present.detach().to(torch.promote_types(present.dtype, torch.float32))
+        if self.weights is not None:
+            rows = rows * self.weights.to(rows).reshape(-1, *[1] * (rows.ndim - 1 - self.axis))
         return rows.mean(self.axis, keepdim=True).to(present.dtype).expand(self.values.shape)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A factor for the present entries of a parameter or buffer; `reason` says what it makes up for."""
+    """A factor f for the present entries of a parameter or buffer; `reason` says what it makes up for.
+
+    If the model adds a shift c to them before it uses them, entries p become (p + c) f - c.
+    """
 
     tensor: str
     factor: float
     reason: str
+    shift: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.tensor}  times {self.factor:.6g}  ({self.reason})"
+        what = f"({self.tensor} + {self.shift:g})" if self.shift else self.tensor
+        return f"{what}  times {self.factor:.6g}  ({self.reason})"
 
     def misfit(self, tensor: Tensor) -> str | None:
         if tensor.is_floating_point() or tensor.is_complex():
@@ -192,15 +219,18 @@ def edited(old: Tensor, edits: Sequence[Edit], fills: Mapping[int, Tensor | floa
     return new
 
 
-def adjusted(present: Tensor, factor: float = 1.0, added: Tensor | None = None) -> Tensor:
-    """Entries p of a tensor after other edits than of axes: (p + added) * factor."""
+def adjusted(present: Tensor, factor: float = 1.0, added: Tensor | None = None, shift: float = 0.0) -> Tensor:
+    """Entries p of a tensor after other edits than of axes: (p + added + shift) * factor - shift."""
     present = present if added is None else present + added.to(present)
-    return present if factor == 1 else present * factor
+    if factor == 1:
+        return present
+    return present * factor if not shift else (present + shift) * factor - shift
 
 
-def total_factor(scales: Iterable[Scale], tensor: str) -> float:
-    """The factor by which scales multiply a tensor."""
-    return prod(each.factor for each in scales if each.tensor == tensor)
+def total_factor(scales: Iterable[Scale], tensor: str) -> tuple[float, float]:
+    """The factor by which scales multiply a tensor, and the shift."""
+    own = [each for each in scales if each.tensor == tensor]
+    return prod(each.factor for each in own), own[0].shift if own else 0.0
 
 
 def _empty_like(old: Tensor, shape: Sequence[int]) -> Tensor:

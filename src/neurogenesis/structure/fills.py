@@ -14,13 +14,14 @@ class Fill:
     """How new positions of an axis are filled.
 
     Args:
-        values: a constant, the mean of the existing entries, or Xavier-uniform vectors scaled to their mean norm.
+        values: a constant, the mean or the root mean square of the existing entries, or Xavier-uniform vectors scaled
+            to their mean norm.
         zero_at: index in each random vector that is set to zero, for a padding token.
         statistic: whether the tensor holds running statistics, which new neurons start from scratch.
         shift: whether the tensor is added to activations.
     """
 
-    values: Literal["zero", "one", "mean", "random"]
+    values: Literal["zero", "one", "mean", "rms", "random"]
     zero_at: int | None = None
     statistic: bool = False
     shift: bool = False
@@ -34,6 +35,8 @@ ONE = Fill("one")
 """Ones, as for the scale of a norm."""
 MEAN = Fill("mean")
 """The mean of the present entries."""
+RMS = Fill("rms")
+"""The root mean square of the present entries."""
 RANDOM = Fill("random")
 """Random vectors, as for the rows of a producer."""
 
@@ -73,6 +76,8 @@ def new_values(
     rows = rows.to(torch.promote_types(old.dtype, torch.float32))
     if fill.values == "mean":
         new = rows.mean(0, keepdim=True).expand(shape)
+    elif fill.values == "rms":
+        new = rows.abs().square().mean(0, keepdim=True).sqrt().to(rows.dtype).expand(shape)
     else:
         new = _random_rows(rows, shape, generator, fan_in)
         if fill.zero_at is not None:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .axes import Structure, layer_of, named_tensors, unwrapped
-from .examples import Example, Examples, examples_in, tensors_in
+from .examples import Example, Examples, examples_in
 from .extensions import extensions
 from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, hold_unused, tie_widths
 from .modes import ordinary_tensors
+from .outputs import returned
 from .reasons import Kind, Reason
 from .rehearsal import Run, attempt_growth, perturbed, rehearse, with_copied_buffers
 from .rules import Axes, RuleError
@@ -77,7 +78,7 @@ def find_widths(
     axes = structure.axes
     perturb = partial(perturbed, tensors, parameters)
     operations: dict[Any, list[tuple[str, Axes]]] = {}
-    outputs: dict[Run, Any] = {}
+    outputs: dict[Run, list[Tensor]] = {}
     used = set[str]() if known is None else tensors.keys() - known.unused
     called: set[nn.Module] = set()
     for noisy, number, training in product((True, False), range(len(examples)), (False, True)):
@@ -89,7 +90,7 @@ def find_widths(
         copies = with_copied_buffers(base, parameters)
         tracer = Tracer(model, copies, axes, strict=False)
         try:
-            outputs[run] = trace(model, examples[number], tracer, copies, training)
+            outputs[run] = returned(model, trace(model, examples[number], tracer, copies, training))
         except RuleError:
             raise
         except Exception as error:
@@ -99,7 +100,7 @@ def find_widths(
                 raise ValueError(f"the model rejects the example: {message}") from cause
             _warn(f"the model fails in training mode on this example ({message}): layers used only then are ignored")
             continue
-        for tensor in tensors_in(outputs[run]):
+        for tensor in outputs[run]:
             for term in tracer.label(tensor).axes:
                 fix(term, Reason("a size of the model's output", Kind.OUTPUT))
         for key, seen in tracer.operations.items():
@@ -108,7 +109,7 @@ def find_widths(
         used |= tracer.used
         called |= tracer.called
         structure.by_values |= tracer.by_values
-    if next(tensors_in(outputs), None) is None:
+    if not any(outputs.values()):
         raise ValueError("the model's output holds no tensor: return tensors, or tuples, lists or dicts of tensors")
     if unused := _note_unused(structure, model, tensors, used, called, known):
         more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""

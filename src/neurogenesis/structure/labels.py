@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -11,12 +12,34 @@ from .fills import Fill
 from .rules import Axes, Role
 from .terms import Atom, Sizes, Term, leaves, size
 
-AttributeValue = float | tuple[int, ...]  # of an attribute that depends on sizes
+if TYPE_CHECKING:
+    from .norms import Norm, Value
+
+AttributeValue = float | tuple[int, ...] | None  # of an attribute that depends on sizes
+
+
+@dataclass(frozen=True)
+class Maker:
+    """What entries of activations come from: an axis of a tensor computed from `sources` only, or the output of a norm.
+
+    Args:
+        sources: names of these parameters and buffers; none for a norm.
+        term: the axis.
+        stride: of the axis; None if it is not a view of a parameter.
+        factors: tensors that the entries have been multiplied by since, along the axis.
+        linear: whether nothing but sums and products with constants lies between.
+    """
+
+    sources: frozenset[str]
+    term: Term
+    stride: int | None
+    factors: frozenset[str] = frozenset()
+    linear: bool = True
 
 
 @dataclass(frozen=True)
 class Label:
-    """The axes of a tensor and, if it depends on parameters and buffers only, which ones."""
+    """The axes of a tensor, what its entries come from and, if these are parameters and buffers only, which ones."""
 
     axes: Axes
     static: bool  # computed from parameters and buffers only
@@ -24,6 +47,12 @@ class Label:
     zeros: frozenset[str] = frozenset()  # sources whose zeros make entries zero
     weight: bool = False  # a parameter, or a view or cast of one
     zero_lost_in: str | None = None  # operation that does not map zero to zero with a nonzero gradient
+    makers: frozenset[Maker] = frozenset()  # of activations
+    norms: frozenset[Norm] = frozenset()  # of which it is the output, up to factors and shifts
+    value: Value | None = None  # what it is in a norm that is written out, such as the mean of squares
+    noise: bool = False  # drawn at random, or the same for all entries
+    shift: float = 0.0  # added to the parameter that it is otherwise
+    origin: object = field(default_factory=object)  # the same for tensors with the same values
 
 
 @dataclass
@@ -55,6 +84,7 @@ class RoleRecord:
     stride: int | None  # None if it is not a view of a parameter
     role: Role
     fill: Fill
+    behind_norm: bool = False  # whether it consumes what a norm across the axis returns
 
 
 @dataclass(frozen=True)

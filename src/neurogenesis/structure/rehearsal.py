@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from .axes import Structure
 from .edits import adjusted, edited, grouped
-from .examples import Example, tensors_in
+from .examples import Example
 from .limits import growable_atoms
+from .outputs import returned
 from .reasons import Kind, Reason
 from .rules import Axes
 from .terms import Atom, Product, Term, concatenation, fix, leaves, product, resolve, size
@@ -41,10 +42,12 @@ def rehearse(
         except Rejected as rejected:
             if not rejected.atoms:
                 break
-            for atom in rejected.atoms:
+            blamed = _blamed(structure, rejected.atoms)
+            for atom in blamed:
                 fix(atom, _fixed_shape(rejected.operation, rejected.where))
             # Code that fails here also fails in every other instance of the same class.
-            if not rejected.certain and not rejected.key[0].__module__.startswith("torch.nn."):
+            certain = rejected.certain or len(blamed) < len(rejected.atoms)
+            if not certain and not rejected.key[0].__module__.startswith("torch.nn."):
                 for where, terms in operations.get(rejected.key, []):
                     for atom in {leaf for term in terms for leaf in leaves(term)} & set(candidates):
                         fix(atom, _fixed_shape(rejected.operation, where))
@@ -55,6 +58,12 @@ def rehearse(
             attempt([atom])
         except Exception as error:
             fix(atom, Reason(f"the model fails when it grows: {error}", Kind.FAILS))
+
+
+def _blamed(structure: Structure, atoms: Sequence[Atom]) -> Sequence[Atom]:
+    """The atoms to fix: if their number and the size of each are in question, heads keep their size."""
+    heads = structure.head_atoms
+    return [atom for atom in atoms if atom not in heads] or atoms if heads.intersection(atoms) else atoms
 
 
 def _fixed_shape(operation: str, where: str) -> Reason:
@@ -69,7 +78,7 @@ def attempt_growth(
     examples: Sequence[Example],
     structure: Structure,
     perturb: Callable[[bool], dict[str, Tensor]],
-    outputs: Mapping[Run, Any],
+    outputs: Mapping[Run, Sequence[Tensor]],
     grown: Sequence[Atom],
 ) -> None:
     """Run the model with the given atoms grown; raise if it fails or if outputs change, in any of the runs."""
@@ -83,7 +92,7 @@ def _attempt_runs(
     examples: Sequence[Example],
     structure: Structure,
     current: dict[str, Tensor],
-    outputs: Mapping[Run, Any],
+    outputs: Mapping[Run, Sequence[Tensor]],
     grown: Sequence[Atom],
 ) -> None:
     parameters = dict(model.named_parameters())
@@ -92,7 +101,7 @@ def _attempt_runs(
     for atom, amount in _choose_amounts(structure, grown).items():
         edits = structure.edits(atom, amount, current, generator, sizes=sizes)
         for each in structure.scales(atom, amount, sizes):
-            current[each.tensor] = adjusted(current[each.tensor], each.factor)
+            current[each.tensor] = adjusted(current[each.tensor], each.factor, shift=each.shift)
         for name, own in grouped(edits).items():
             current[name] = edited(current[name], own)
         sizes[atom] = atom.size + amount
@@ -108,7 +117,8 @@ def _attempt_runs(
         for run, expected in outputs.items():
             copies = with_copied_buffers(current, parameters)
             tracer = Tracer(model, copies, axes, strict=True)
-            check_equal_outputs(expected, trace(model, examples[run.example], tracer, copies, run.training))
+            found = returned(model, trace(model, examples[run.example], tracer, copies, run.training))
+            check_equal_outputs(expected, found, tracer.coarsest)
     except Rejected as rejected:
         rejected.atoms = [originals[id(atom)] for atom in rejected.atoms]
         raise
@@ -147,9 +157,9 @@ def _copy_term(term: Term, sizes: Mapping[Atom, int], copied: dict[Atom, Atom]) 
     return concatenation(_copy_term(each, sizes, copied) for each in term.parts)
 
 
-def check_equal_outputs(before: Any, after: Any) -> None:
-    """Raise ValueError unless outputs are equal up to rounding."""
-    for old, new in zip(tensors_in(before), tensors_in(after), strict=True):
+def check_equal_outputs(before: Sequence[Tensor], after: Sequence[Tensor], coarsest: float) -> None:
+    """Raise ValueError unless outputs are equal up to rounding, which `coarsest` is at its coarsest in the model."""
+    for old, new in zip(before, after, strict=True):
         if old.shape != new.shape:
             raise ValueError(f"an output changes its shape from {tuple(old.shape)} to {tuple(new.shape)}")
         finite = old.isfinite()
@@ -157,7 +167,7 @@ def check_equal_outputs(before: Any, after: Any) -> None:
         if same and old.is_floating_point() and finite.any():
             scale = old[finite].double().abs().max()
             change = (old[finite].double() - new[finite].double()).abs().max()
-            same = bool(change <= _tolerance(torch.finfo(old.dtype).eps) * scale)
+            same = bool(change <= _tolerance(max(coarsest, torch.finfo(old.dtype).eps)) * scale)
         if not same:
             raise ValueError(
                 "the outputs change although the new fan-out is zero: they depend on the size itself, or on "
@@ -168,7 +178,7 @@ def check_equal_outputs(before: Any, after: Any) -> None:
 def _tolerance(rounding: float) -> float:
     """Largest relative change attributed to rounding: reordered sums differ by tens of units in the last place.
 
-    At least 1e-8, since models in double precision may compute parts in single, and at most half the digits.
+    At least 1e-8, and at most half the digits.
     """
     return float(min(rounding**0.5, max(1e2 * rounding, 1e-8)))
 

@@ -141,6 +141,11 @@ def leaves(term: Term) -> Iterator[Atom]:
             yield from leaves(child)
 
 
+def shares(a: Term, b: Term) -> bool:
+    """Whether two axes have an atom in common."""
+    return not set(leaves(a)).isdisjoint(leaves(b))
+
+
 def fix(term: Term, reason: Reason) -> None:
     """Mark all atoms of a term as fixed, for the given reason."""
     for atom in leaves(term):

@@ -32,12 +32,14 @@ from .compensations import Compensations
 from .derived import derived
 from .examples import Example, call_model, copied_example, tensors_in
 from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
+from .norms import Norm, output_of
 from .reasons import Kind, Reason
 from .rules import Axes, RuleError, unknown
 from .rules.base import checked, rule_for
 from .rules.registered import is_registered, module_rule
 from .running import internal_run, note_constant_calls, preserved
-from .terms import Atom, Conflict, fix, size
+from .stored import SizeWatch, Stored, store
+from .terms import Atom, Conflict, Term, fix, size, unify
 
 _ONE_DNN: Any = torch.backends.mkldnn
 
@@ -80,11 +82,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.labels = WeakTensorKeyDictionary()
         self.frames = [Frame(model, "")]
         self.roles: list[RoleRecord] = []
-        self.norms: list[NormRecord] = []
+        self.weight_norms: list[NormRecord] = []
+        self.norms: list[Norm] = []  # that are written out
+        self.heads: list[Term] = []
+        self.copies: list[Term] = []
+        self.coarsest = 0.0  # rounding of the least precise activations
         self.attributes: list[Attribute] = []
         self.compensations = Compensations()
         self.masks: set[str] = set()  # tensors that weights are multiplied by elementwise
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
+        self._stored: dict[tuple[str, str], Term] = {}
         self._constant_calls: Counter[nn.Module] = Counter()
         self._reached: set[nn.Module] = set()  # modules whose input has depended on the model's input
 
@@ -204,9 +211,28 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if call.name == "aten.mul" and any(label.weight for label in labels):
             self.masks.update(*(label.sources for label in labels if label.static and not label.weight))
         found = derived(call, labels)
-        for tensor, axes in zip(call.outputs, outputs, strict=True):
+        for number, (tensor, axes) in enumerate(zip(call.outputs, outputs, strict=True)):
             if id(tensor) not in self.own:  # parameters and buffers keep their labels when changed in place
-                self.labels[tensor] = replace(found, axes=axes)
+                self.labels[tensor] = replace(found, axes=axes, value=output_of(found.value, call.name, number))
+                if not found.static and tensor.is_floating_point():
+                    self.coarsest = max(self.coarsest, torch.finfo(tensor.dtype).eps)
+
+    def note_size(self, tensor: Tensor, axis: int, stored: Stored) -> None:
+        """Note that an axis has its size from an attribute; other axes with a size from it are the same."""
+        term = self.label(tensor).axes[axis]
+        first = self._stored.setdefault((stored.path, stored.name), term)
+        try:
+            unify(first, term)
+        except Conflict:
+            for each in (first, term):
+                fix(each, Reason(f"tied to others by {'.'.join(filter(None, (stored.path, stored.name)))}"))
+        self.attributes.append(Attribute(stored.path, stored.name, term))
+
+    def settle(self) -> None:
+        """Fix the axes of what looked like a norm and is none."""
+        for norm in self.norms:
+            if norm.obstacle is not None:
+                fix(norm.term, norm.obstacle)
 
 
 def _apply_rule(rule: Callable[..., list[Axes]], call: OperationCall, *own: nn.Module) -> list[Axes]:
@@ -289,4 +315,9 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
         stack.enter_context(tracer)
         if tracer.strict:
             stack.enter_context(_FailureWatch(tracer))
-        return call_model(call, example)
+        else:
+            store(model)
+            stack.enter_context(SizeWatch(tracer.note_size))
+        outputs = call_model(call, example)
+    tracer.settle()
+    return outputs

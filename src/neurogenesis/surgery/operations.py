@@ -33,7 +33,7 @@ class SetAttribute:
 class EditTensor:
     """Edit a parameter or buffer in place, with its gradient and its optimizer state.
 
-    Entries are adjusted by `factor` and `added` first, then inserted or removed. The old contents are kept for
+    Entries are adjusted by `factor`, `added` and `shift` first, then inserted or removed. The old contents are kept for
     `revert`.
     """
 
@@ -44,13 +44,15 @@ class EditTensor:
         states: Sequence[StateEdit | BirthEdit],
         factor: float = 1.0,
         added: Tensor | None = None,
+        shift: float = 0.0,
     ):
-        self.tensor, self.edits, self.states, self.factor, self.added = tensor, edits, states, factor, added
+        self.tensor, self.edits, self.states = tensor, edits, states
+        self.factor, self.added, self.shift = factor, added, shift
         self.swapped_out: Tensor | None = None  # the old contents while the edit is applied
         self.reverters: list[Callable[[], None]] = []
 
     def apply(self) -> None:
-        new = edited(adjusted(self.tensor.detach(), self.factor, self.added), self.edits)
+        new = edited(adjusted(self.tensor.detach(), self.factor, self.added, self.shift), self.edits)
         if isinstance(self.tensor, nn.Parameter):
             new = nn.Parameter(new, requires_grad=self.tensor.requires_grad)
             if self.tensor.grad is not None:

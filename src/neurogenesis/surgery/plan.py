@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..structure.axes import named_tensors, unwrapped
-from ..structure.edits import Change, Edit, Scale, TensorEdit, grouped, total_factor
+from ..structure.edits import Average, Change, Edit, Scale, TensorEdit, grouped, total_factor
 from ..structure.extensions import Operation, extensions
 from ..structure.labels import AttributeValue
 from ..structure.memory import shared_memory, shared_memory_error
@@ -93,10 +93,12 @@ class Plan:
                 if name in shared:
                     raise ValueError(shared_memory_error(name, shared[name]))
                 check_tensor(name, tensors.get(name), all_edits)
-                own, factor = edits.get(name, []), total_factor(self.scales, name)
+                own, (factor, shift) = edits.get(name, []), total_factor(self.scales, name)
+                if target is not model:  # new entries that are means are those of its own entries
+                    own = [each.within(tensors) if isinstance(each, Average) else each for each in own]
                 optimized = optimizers if target is model else []
                 states = state_edits(name, tensors[name], own, optimized, ages, factor) if own or factor != 1 else []
-                result.append(EditTensor(tensors[name], own, states, factor, added.get(name)))
+                result.append(EditTensor(tensors[name], own, states, factor, added.get(name), shift))
             for path, name, before, after in self.attributes:
                 if getattr(modules.get(path), name, None) != before:
                     raise ValueError(f"{path}.{name} is not {before}: {CHANGED}")

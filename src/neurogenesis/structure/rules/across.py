@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ..fills import ONE, ZERO, Fill
+import torch
+
+from ..fills import MEAN, ONE, ZERO, Fill
 from ..reasons import Kind
 from ..terms import Atom, size
-from .base import cut, dimensions, elementwise, family, rule, with_fresh_rest
+from .base import cut, dimensions, elementwise, family, rule, unmerge, with_fresh_rest
 from .call import Axes, Call
 
 
@@ -32,25 +34,41 @@ def _batch_norm(call: Call) -> list[Axes]:
 
 @rule("native_layer_norm", "_fused_rms_norm")
 def _layer_norm(call: Call) -> list[Axes]:
-    x = call.axes(call.arguments["input"])
-    count = len(call.arguments["normalized_shape"])
-    for term in x[-count:]:
-        call.fix(term, "normalized across", Kind.NORMALIZED)
-    for name in ("weight", "bias"):
-        parameter = call.arguments.get(name)
+    x = call.arguments["input"]
+    axes, count = call.axes(x), len(call.arguments["normalized_shape"])
+    weight, bias = call.arguments.get("weight"), call.arguments.get("bias")
+    for parameter, fill in ((weight, ONE), (bias, ZERO)):
         if parameter is not None:
-            for term, own in zip(x[-count:], call.axes(parameter), strict=True):
+            for axis, (term, own) in enumerate(zip(axes[-count:], call.axes(parameter), strict=True)):
                 call.unify(term, own)
-    return with_fresh_rest(call, x)
+                call.role(parameter, axis, "carrier", fill)
+    if count > 1 or call.is_static(x):
+        for term in axes[-count:]:
+            call.fix(term, "normalized across", Kind.NORMALIZED)
+    elif weight is None:
+        call.fix(axes[-1], "normalized across without a gain that could make up for its size", Kind.NORMALIZED)
+    else:
+        call.new_entries(x, -1, MEAN if call.name == "aten.native_layer_norm" else ZERO)
+        call.compensate(weight, axes[-1], 1 / 2)
+        call.compensate(call.arguments["eps"] or torch.finfo(x.dtype).eps, axes[-1], 1)
+        call.attribute(weight, "normalized_shape", (axes[-1],))
+    return with_fresh_rest(call, axes)
 
 
 @rule("native_group_norm")
 def _group_norm(call: Call) -> list[Axes]:
-    x = call.axes(call.arguments["input"])
-    call.fix(x[1], "normalized across", Kind.NORMALIZED)
-    for name in ("weight", "bias"):
-        if call.arguments[name] is not None:
-            call.unify(x[1], call.axes(call.arguments[name])[0])
+    x, number = list(call.axes(call.arguments["input"])), call.arguments["group"]
+    groups, within = unmerge(call, x[1], size(x[1]) // number)
+    call.fix(within, "the channels of a group, which are normalized together,", Kind.GROUPS)
+    if number == 1:
+        call.fix(groups, "normalized across", Kind.NORMALIZED)
+    for name, fill in (("weight", ONE), ("bias", ZERO)):
+        parameter = call.arguments[name]
+        if parameter is not None:
+            call.unify(x[1], call.axes(parameter)[0])
+            call.role(parameter, 0, "carrier", fill)
+            call.attribute(parameter, "num_channels", x[1])
+            call.attribute(parameter, "num_groups", groups)
     return with_fresh_rest(call, x)
 
 
@@ -71,8 +89,11 @@ def _reduction(call: Call) -> list[Axes]:
         return elementwise(call)
     x = call.axes(call.tensors()[0])
     reduced = dimensions(call, len(x))
-    for axis in reduced:
-        call.fix(x[axis], f"reduced over by {call.name}")
+    if len(reduced) == 1 and call.name.removeprefix("aten.") in ("linalg_vector_norm", "mean", "std", "var", "var_mean"):
+        call.reduced(call.tensors()[0], reduced[0])
+    else:
+        for axis in reduced:
+            call.fix(x[axis], f"reduced over by {call.name}")
     kept: Axes = [Atom(1) if axis in reduced else term for axis, term in enumerate(x)]
     if len(x) != call.outputs[0].ndim:
         kept = [term for axis, term in enumerate(x) if axis not in reduced]

@@ -70,17 +70,30 @@ class Call(Protocol):
         A tuple of axes is for one that stores a tuple, such as ``normalized_shape``.
         """
 
-    def compensate(self, what: Tensor | str, term: Term, power: float) -> None:
-        """Record that a parameter, or an attribute of the module, makes up for the size of an axis.
+    def reduced(self, tensor: Tensor, axis: int) -> None:
+        """State that entries along an axis are combined to one: it cannot change, unless this is part of a norm."""
 
-        It is multiplied by (present size / new size) ** power when the axis is resized, which is then done by hand
-        only: with `neurogenesis.resize` or `neurogenesis.shrink`.
+    def heads(self, term: Term) -> None:
+        """State that an axis counts heads, or groups of them: activations are multiplied head by head."""
+
+    def copied(self, term: Term) -> None:
+        """State that a new axis holds copies of one entry."""
+
+    def is_copied(self, term: Term) -> bool:
+        """Whether an axis holds copies, and has not been combined with others since."""
+
+    def compensate(self, what: Tensor | str | float, term: Term, power: float, minus: int = 0) -> None:
+        """Record that a parameter, or an attribute of the module, makes up for the size n of an axis.
+
+        It is multiplied by ((n - minus) / (n' - minus)) ** power when the axis is resized to n'. A number stands for
+        the attribute that holds it.
         """
 
-    def new_entries(self, term: Term, fill: Fill) -> None:
+    def new_entries(self, tensor: Tensor, axis: int, fill: Fill) -> None:
         """Record what new entries of activations along an axis must be: `ZERO`, or the `MEAN` of the present ones.
 
-        Producers get zeros or means for them, and consumers random columns.
+        They are those that a norm across the axis, which the operation is, maps to zero. What adds to them gets zeros
+        or means as new entries, and what reads the outputs gets random columns.
         """
 
 

@@ -56,7 +56,7 @@ def _bmm(call: Call) -> list[Axes]:
     batch = call.axes(a)[0]
     call.unify(batch, call.axes(b)[0])
     if not call.is_static(a) and not call.is_static(b):
-        call.fix(batch, "tied to a head count: activations are multiplied head by head", Kind.HEADS)
+        call.heads(batch)
     return [_plus_bias(call, [batch, call.axes(a)[1], call.axes(b)[2]])]
 
 
@@ -134,11 +134,20 @@ def _attention(call: Call) -> list[Axes]:
     call.fix(query[-1], "contracted between two activations (queries with keys)")
     call.unify(key[-2], value[-2])
     call.fix(key[-2], "a sequence attended over")
-    for terms in zip(query[:-2], key[:-2], value[:-2], strict=True):
+    for wide, *terms in zip(query[:-2], key[:-2], value[:-2], strict=True):
         for term in terms:
-            if size(term) == size(terms[0]):
-                call.unify(terms[0], term)
-            call.fix(term, "tied to a head count", Kind.HEADS)
+            if size(term) == size(wide):
+                call.unify(wide, term)
+            else:  # several heads of queries share one of keys
+                shared = Atom(size(wide) // size(term))
+                call.fix(shared, "the number of query heads per key head", Kind.HEADS)
+                call.unify(wide, product([term, shared]))
+        call.heads(wide)
+    bias = call.arguments.get("attn_mask", call.arguments.get("attn_bias"))
+    if bias is not None:
+        for term, own in zip(reversed([*query[:-1], key[-2]]), reversed(call.axes(bias)), strict=False):
+            if size(own) == size(term):
+                call.unify(term, own)
     return with_fresh_rest(call, [*query[:-1], value[-1]])
 
 

@@ -32,6 +32,9 @@ def _reshape(call: Call) -> list[Axes]:
                     merged.append(old.pop())
                 else:
                     lengths.append(new.pop())
+            for term in merged:
+                if call.is_copied(term):  # of the keys that several heads share
+                    call.fix(term, "the number of copies made", Kind.HEADS)
             result.extend(_regroup(call, merged[::-1], lengths[::-1])[::-1])
     return [result[::-1]]
 
@@ -98,6 +101,7 @@ def _expand(call: Call) -> list[Axes]:
             result[-back] = x[-back]
         else:
             call.fix(x[-back], "a single neuron broadcast over others")
+            call.copied(result[-back])
     return [result]
 
 

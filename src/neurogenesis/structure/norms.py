@@ -1,0 +1,181 @@
+r"""Norms across an axis, given as one operation or written out in Python: what makes up for another size of the axis.
+
+With n' instead of n entries, of which the new ones are normalized to zero, the second moment is n / n' times as large.
+The other outputs stay if epsilon is multiplied by n / n', and the gain by :math:`\sqrt{n / n'}`. New entries are
+normalized to zero if they are zero themselves (RMSNorm) or the mean of the present ones (LayerNorm).
+
+A norm that is written out is recognized step by step: `value_of` says what each result is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from .fills import MEAN, ZERO, Fill
+from .labels import Label
+from .reasons import Reason
+from .rules import Call
+from .terms import Term
+
+
+@dataclass(eq=False)
+class Norm:
+    """A norm across an axis, as far as it is recognized; if it is not in the end, the axis is fixed.
+
+    Args:
+        term: the axis.
+        reason: why the axis cannot change if no norm is recognized.
+        where: the module it runs in.
+        minus: 1 if the sum of squares is divided by n - 1.
+        power: the gain is multiplied by (n / n') ** power.
+        divided: whether activations have been divided.
+        scaled: whether a parameter has been multiplied by since, which can make up for the size.
+        broken: whether its intermediate results are used for something else.
+    """
+
+    term: Term
+    reason: Reason
+    where: str
+    minus: int = 0
+    power: float = 0.5
+    divided: bool = False
+    scaled: bool = False
+    broken: bool = False
+
+    @property
+    def obstacle(self) -> Reason | None:
+        """Why the axis cannot change; None if it can."""
+        if self.broken or not self.divided:
+            return self.reason
+        if self.power and not self.scaled:
+            return Reason(f"normalized across in {self.where}, with no gain that could make up for another size")
+        return None
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a tensor is in a norm that is written out.
+
+    Args:
+        kind: a step of it.
+        of: origin of the activations that it was computed of.
+        base: the activations across which the norm runs, before their mean was subtracted.
+        norm: the norm; None for squares, of which there is no mean yet.
+        centered: whether the mean was subtracted.
+    """
+
+    kind: Literal["mean", "centered", "square", "moment", "root", "inverse"]
+    of: object
+    base: Label
+    norm: Norm | None = None
+    centered: bool = False
+
+
+def value_of(call: Call, labels: Sequence[Label], norm: Norm | None) -> Value | None:
+    """What the result of an operation is in a norm; marks norms as broken whose results are used otherwise.
+
+    Args:
+        call: the operation.
+        labels: of its inputs.
+        norm: the norm that a reduction may belong to.
+    """
+    found = _step(call, labels, norm)
+    if found is None:
+        for label in labels:
+            value = label.value
+            if value is not None and value.norm is not None and value.kind != "centered":
+                value.norm.broken |= not _divides(call, labels)
+    return found
+
+
+def _step(call: Call, labels: Sequence[Label], norm: Norm | None) -> Value | None:
+    name = call.name.removeprefix("aten.")
+    if not labels or labels[0].static:
+        return None
+    first, value = labels[0], labels[0].value
+    if name in _KEEPING:
+        return value
+    if norm is not None:
+        return _reduced(call, name, first, norm)
+    if name == "sub" and len(labels) == 2:
+        mean = labels[1].value
+        if mean is not None and mean.kind == "mean" and mean.of is first.origin and call.arguments["alpha"] == 1:
+            return Value("centered", first.origin, first, mean.norm, True)
+    if name == "pow" and call.arguments.get("exponent") == 2:
+        return _square(first)
+    if name == "mul" and len(labels) == 2 and first.origin is labels[1].origin:
+        return _square(first)
+    if value is None or value.norm is None or len(labels) > 1:
+        return None
+    if name == "add" and value.kind in ("moment", "root") and isinstance(call.arguments["other"], int | float):
+        power = (1 if value.kind == "moment" else 0.5) * (value.norm.power > 0)
+        call.compensate(float(call.arguments["other"]), value.norm.term, power, minus=value.norm.minus)
+        return value
+    if name == "clamp_min" and not value.norm.power:
+        return value
+    to = {"sqrt": {"moment": "root"}, "rsqrt": {"moment": "inverse"}, "reciprocal": {"root": "inverse"}}
+    if name == "pow":
+        to["pow"] = {"moment": {0.5: "root", -0.5: "inverse"}.get(call.arguments.get("exponent"), "")}
+    kind = to.get(name, {}).get(value.kind)
+    return replace(value, kind=kind) if kind else None  # type: ignore[arg-type]
+
+
+def output_of(value: Value | None, operation: str, number: int) -> Value | None:
+    """What an output of an operation is, of which `value` is the first."""
+    if operation == "aten.var_mean" and number == 1 and value is not None:
+        return replace(value, kind="mean")
+    return value
+
+
+def _square(label: Label) -> Value:
+    value = label.value
+    centered = value is not None and value.kind == "centered"
+    return Value("square", label.origin, value.base if value is not None and centered else label, None, centered)
+
+
+def _reduced(call: Call, name: str, first: Label, norm: Norm) -> Value | None:
+    value = first.value
+    if name == "mean":
+        if value is not None and value.kind == "square":
+            return replace(value, kind="moment", norm=norm)
+        return Value("mean", first.origin, first, norm)
+    if name == "linalg_vector_norm":
+        norm.power = 0.0
+        centered = value is not None and value.kind == "centered"
+        base = value.base if value is not None and centered else first
+        return Value("root", first.origin, base, norm, centered)
+    norm.minus = int(call.arguments.get("correction", 1) or 0)
+    return Value("root" if name == "std" else "moment", first.origin, first, norm, True)
+
+
+def _divides(call: Call, labels: Sequence[Label]) -> bool:
+    return divided_by(call, labels) is not None
+
+
+def divided_by(call: Call, labels: Sequence[Label]) -> Value | None:
+    """The root, or its inverse, that an operation divides the activations by that it was computed of, if it does."""
+    if len(labels) != 2:
+        return None
+    pairs = {"aten.mul": [(0, 1, "inverse"), (1, 0, "inverse")], "aten.div": [(0, 1, "root")]}.get(call.name, [])
+    for x, by, kind in pairs:
+        value, own = labels[by].value, labels[x].value
+        if value is None or value.kind != kind or value.norm is None:
+            continue
+        same = value.of is labels[x].origin
+        if value.centered and value.of is value.base.origin:  # of a variance: what is divided must be centered
+            same = own is not None and own.kind == "centered" and own.of is value.of
+        if same:
+            return value
+    return None
+
+
+def fill_of(value: Value) -> Fill:
+    """What new entries in front of the norm must be."""
+    return MEAN if value.centered else ZERO
+
+
+_KEEPING = set(
+    "_to_copy _unsafe_view alias clone detach expand permute reshape squeeze t transpose unsqueeze view".split()
+)

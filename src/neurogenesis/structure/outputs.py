@@ -1,0 +1,62 @@
+"""The outputs of a model whose sizes its callers rely on, and those that only the model itself reads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from .examples import tensors_in
+
+_INTERNAL: WeakKeyDictionary[nn.Module, set[str | int]] = WeakKeyDictionary()
+
+
+def internal_outputs(model: nn.Module, *which: str | int) -> None:
+    """Say which outputs of a model only the model itself reads, so that their sizes may change.
+
+    Outputs with the name of an argument, such as ``past_key_values``, need not be named: the model's next call reads them.
+
+    Args:
+        model: the model.
+        which: keys of a mapping, attributes of an object, or positions in a tuple.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> class Model(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.a, self.b = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
+        ...
+        ...     def forward(self, x):
+        ...         hidden = self.a(x).relu()
+        ...         return self.b(hidden), hidden
+        >>> model = Model()
+        >>> ng.widths(model, torch.randn(1, 4))["a"].reason
+        "a size of the model's output, as the model returns what b reads"
+        >>> ng.internal_outputs(model, 1)
+        >>> ng.widths(model, torch.randn(1, 4))["a"].growable
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a module, not {model!r}")
+    for each in which:
+        if isinstance(each, bool) or not isinstance(each, str | int):
+            raise TypeError(f"expected the name or the position of an output, not {each!r}")
+    _INTERNAL[model] = set(which)
+
+
+def returned(model: nn.Module, outputs: Any) -> list[Tensor]:
+    """The tensors in the outputs of a model that its callers read."""
+    own = _INTERNAL.get(model, set()) | set(inspect.signature(model.forward).parameters)
+    if isinstance(outputs, Mapping):
+        outputs = [value for key, value in outputs.items() if key not in own]
+    elif isinstance(outputs, Sequence) and not isinstance(outputs, str):
+        names = getattr(outputs, "_fields", range(len(outputs)))
+        kept = zip(names, outputs, strict=True)
+        outputs = [value for number, (name, value) in enumerate(kept) if not {name, number} & own]
+    elif not isinstance(outputs, Tensor) and hasattr(outputs, "__dict__"):
+        outputs = [value for key, value in vars(outputs).items() if key not in own]
+    return list(tensors_in(outputs))

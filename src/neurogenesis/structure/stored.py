@@ -1,0 +1,80 @@
+"""Which attributes of modules hold sizes, such as a number of heads: numbers that know where they come from.
+
+While a model is traced, the integers among the attributes of its modules are instances of `Stored`. Where code passes one
+to a reshape, the axis that it becomes is known, however many other attributes have the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+
+class Stored(int):
+    """The value of an attribute of a module."""
+
+    path: str
+    name: str
+
+    @staticmethod
+    def of(value: int, path: str, name: str) -> Stored:
+        """A value with its place."""
+        result = Stored(value)
+        result.path, result.name = path, name
+        return result
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> int:
+        return int(self)
+
+
+def store(model: nn.Module) -> None:
+    """Replace the integers among the attributes of modules; the caller restores them."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if type(value) is int and not name.startswith("_"):
+                vars(module)[name] = Stored.of(value, path, name)
+
+
+class SizeWatch(TorchFunctionMode):
+    """Calls `found(tensor, axis, stored)` for each axis that gets its size from an attribute."""
+
+    def __init__(self, found: Callable[[Tensor, int, Stored], None]):
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in _SIZES or name in _FACTORIES or name in ("split", "unflatten"):
+            for tensor, axis, number in _sizes(name, args, kwargs or {}, result):
+                if isinstance(number, Stored) and axis < tensor.ndim and tensor.shape[axis] == number:
+                    self.found(tensor, axis, number)
+        return result
+
+
+_SIZES = {"view", "reshape", "expand", "new_empty", "new_full", "new_ones", "new_zeros"}
+_FACTORIES = {"empty", "full", "ones", "rand", "randn", "zeros"}
+
+
+def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[tuple[Tensor, int, Any]]:
+    """The axes of results and the numbers that were given for them."""
+    if name == "split":
+        number = args[1] if len(args) > 1 else kwargs.get("split_size_or_sections", kwargs.get("split_size"))
+        axis = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+        numbers = number if isinstance(number, list | tuple) else [number] * len(result)
+        yield from ((piece, axis % piece.ndim, each) for piece, each in zip(result, numbers, strict=True))
+        return
+    if name == "unflatten":
+        axis, numbers = (args[1], args[2]) if len(args) > 2 else (kwargs["dim"], kwargs["sizes"])
+        axis = axis % (result.ndim - len(numbers) + 1)
+    else:
+        axis, rest = 0, args if name in _FACTORIES else args[1:]
+        given = rest or [kwargs.get("size", kwargs.get("shape", ()))]
+        numbers = given[0] if isinstance(given[0], list | tuple) else given
+    yield from ((result, axis + offset, number) for offset, number in enumerate(numbers))
