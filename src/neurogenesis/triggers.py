@@ -56,6 +56,8 @@ class Trigger:
         patient: whether the trigger may be asked less often while it returns 0.
         limit: the multiple of the initial size of each width at which a `Grower` stops if neither `max_width` nor
             `max_parameters` is given; infinite if growth ends by itself.
+        streams: whether it may decide about widths that a norm runs across, where it has no needs: new neurons there
+            begin as zeros or means, with nothing to measure.
 
     Example:
         >>> import neurogenesis as ng
@@ -69,6 +71,7 @@ class Trigger:
     needs: ClassVar[frozenset[Requirement]] = frozenset()
     patient: ClassVar[bool] = False
     limit: ClassVar[float] = FACTOR
+    streams: ClassVar[bool] = True
 
     @property
     def uses(self) -> frozenset[Requirement]:
@@ -260,6 +263,7 @@ class Weight(Trigger):
     eps: float = 0.01
     patient: ClassVar[bool] = True
     limit: ClassVar[float] = math.inf
+    streams: ClassVar[bool] = False
 
     def start(self, layer: Layer) -> None:
         layer.memory.setdefault("baseline", layer.weight_rank(self.eps) / layer.size)
@@ -516,7 +520,7 @@ class Linear(Trigger):
     Args:
         steps: total number of gradient steps in training.
         final: the final size: an int (number of neurons), a float or a string such as "2x" (factor of the initial
-            size), or a mapping from width names to these; the maximum size by default.
+            size), or a mapping from names or kinds of widths to these; the maximum size by default.
         part: fraction of training in which to grow.
     """
 
@@ -553,7 +557,7 @@ class Batched(Trigger):
 
 def _toward(layer: Layer, final: Final, progress: float) -> Decision:
     if isinstance(final, Mapping):
-        final = final.get(layer.name, layer.maximum)
+        final = final.get(layer.name, final.get(layer.width.kind, layer.maximum))
     target = layer.maximum if final is None else resolved_size(final, layer.initial, f"final size of {layer.name}")
     if target is None:
         raise ValueError(f"the schedule has no final size for {layer.name}: pass final= or max_width=")

@@ -52,19 +52,20 @@ def norm_rule(call: ng.rules.Call, module: Any) -> list[ng.rules.Axes]:
             call.unify(axes[-1], call.axes(parameter)[0])
             call.role(parameter, 0, "carrier", fill)
     call.attribute(module.weight, "normalized_shape", (axes[-1],))
-    call.new_entries(axes[-1], ng.rules.MEAN if isinstance(module, nn.LayerNorm) else ng.rules.ZERO)
+    call.new_entries(x, -1, ng.rules.MEAN if isinstance(module, nn.LayerNorm) else ng.rules.ZERO)
     call.compensate(module.weight, axes[-1], 1 / 2)
     call.compensate("eps", axes[-1], 1)
     return [axes]
 
 
-@pytest.fixture(autouse=True)
-def rules() -> Iterator[None]:
-    for kind in (nn.LayerNorm, nn.RMSNorm):
+@pytest.fixture(autouse=True, params=["given", "built in"])
+def rules(request: pytest.FixtureRequest) -> Iterator[None]:
+    for kind in (nn.LayerNorm, nn.RMSNorm) if request.param == "given" else ():
         ng.rules.module(kind)(norm_rule)
     yield
-    for kind in (nn.LayerNorm, nn.RMSNorm):
-        ng.rules.forget(kind)
+    if request.param == "given":
+        for kind in (nn.LayerNorm, nn.RMSNorm):
+            ng.rules.forget(kind)
 
 
 def residual(norm: type[nn.Module]) -> nn.Module:
@@ -123,15 +124,16 @@ def test_a_plan_says_what_is_scaled() -> None:
     assert [line for line in lines if "times" in line and "norms" not in line] == []
 
 
-def test_such_a_width_is_resized_by_hand_only() -> None:
+def test_strategies_that_measure_leave_such_a_width_alone_and_say_why() -> None:
     model = residual(nn.RMSNorm)
     found = ng.widths(model, X)
-    assert found["embed"].reason == "not grown in training: norms.0 (RMSNorm) is adjusted with it"
-    assert found["embed"].fixed is None
-    with pytest.raises(ValueError, match=r"resize it by hand, with neurogenesis\.resize\(\)"):
-        ng.grow(model, "embed", 2)
-    grower = ng.Grower(model, optim.Adam(model.parameters()), "north-random", example=X)
+    assert found["embed"].growable
+    assert found["embed"].kind == "stream"
+    with pytest.warns(UserWarning, match=r"embed: norms\.0 \(RMSNorm\) runs across it.* grow it by a schedule"):
+        grower = ng.Grower(model, optim.Adam(model.parameters()), "north-random", example=X)
     assert set(grower.widths) == {"up.0", "up.1"}
+    with pytest.raises(ValueError, match=r"embed cannot grow in this way: .* grow it by random initialization"):
+        ng.grow(model, "embed", 2, initialization="twins")
 
 
 @pytest.mark.parametrize("norm", [nn.RMSNorm, nn.LayerNorm])
@@ -158,6 +160,7 @@ def test_optimizer_and_average_follow(norm: type[nn.Module]) -> None:
     optimizer.step()
 
 
+@pytest.mark.parametrize("rules", ["built in"], indirect=True)
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"Adagrad"}))  # begins with 0.1, which is not of gradients
 def test_optimizer_state_is_what_it_would_be_with_scaled_gradients(name: str) -> None:
     factor, generator = 0.6, torch.Generator().manual_seed(0)
@@ -303,6 +306,7 @@ def mean_rule(call: ng.rules.Call, module: Mean) -> list[ng.rules.Axes]:
     return [[*x[:-1], weight[0]]]
 
 
+@pytest.mark.parametrize("rules", ["built in"], indirect=True)
 def test_a_weight_can_make_up_for_the_number_of_inputs_while_others_grow() -> None:
     ng.rules.module(Mean)(mean_rule)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Mean(8, 7), nn.Tanh(), nn.Linear(7, 3)).double()
@@ -315,14 +319,21 @@ def test_a_weight_can_make_up_for_the_number_of_inputs_while_others_grow() -> No
     ng.rules.forget(Mean)
 
 
+@pytest.mark.parametrize("rules", ["given"], indirect=True)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda call, module, x: call.compensate("name", x, 1), "made up for by name, which is no number, in 1"),
-        (lambda call, module, x: call.compensate(module.weight * 2, x, 1), "made up for by a tensor that is computed"),
-        (lambda call, module, x: call.compensate(module.weight, x, 3), "the outputs change"),
         (
-            lambda call, module, x: call.new_entries(x, ng.rules.MEAN),
+            lambda call, module, x: call.compensate("name", call.axes(x)[-1], 1),
+            "made up for by name, which is no number, in 1",
+        ),
+        (
+            lambda call, module, x: call.compensate(module.weight * 2, call.axes(x)[-1], 1),
+            "made up for by a tensor that is computed",
+        ),
+        (lambda call, module, x: call.compensate(module.weight, call.axes(x)[-1], 3), "the outputs change"),
+        (
+            lambda call, module, x: call.new_entries(x, -1, ng.rules.MEAN),
             "new entries must be zero in 1 (RMSNorm) and the mean of the present ones in 1 (RMSNorm)",
         ),
     ],
@@ -331,7 +342,7 @@ def test_what_cannot_be_made_up_for_is_fixed_with_the_reason(change: Any, reason
     @ng.rules.module(nn.RMSNorm)
     def rule(call: ng.rules.Call, module: Any) -> list[ng.rules.Axes]:
         result = norm_rule(call, module)
-        change(call, module, result[0][-1])
+        change(call, module, call.tensors()[0])
         return result
 
     model = nn.Sequential(nn.Linear(6, 8), nn.RMSNorm(8, eps=1e-2), nn.Linear(8, 3))
@@ -339,7 +350,8 @@ def test_what_cannot_be_made_up_for_is_fixed_with_the_reason(change: Any, reason
     assert reason in (ng.widths(model, randn(4, 6))["0"].fixed or "")
 
 
+@pytest.mark.parametrize("rules", ["given"], indirect=True)
 def test_new_entries_other_than_zeros_and_means_are_an_error_of_the_rule() -> None:
-    ng.rules.module(nn.RMSNorm)(lambda call, module: call.new_entries(call.axes(call.tensors()[0])[-1], ng.rules.ONE))
+    ng.rules.module(nn.RMSNorm)(lambda call, module: call.new_entries(call.tensors()[0], -1, ng.rules.ONE))
     with pytest.raises(ng.rules.RuleError, match="can be ZERO or MEAN"):
         ng.widths(nn.Sequential(nn.Linear(6, 8), nn.RMSNorm(8), nn.Linear(8, 3)), randn(4, 6))

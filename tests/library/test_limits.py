@@ -496,7 +496,7 @@ class Adding(nn.Sequential):
     ("make", "remedy"),
     [
         (lambda: nn.Linear(4, 3), "put a hidden layer between"),
-        (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2)), "normalize with BatchNorm"),
+        (lambda: nn.Sequential(nn.Linear(4, 8), nn.Softmax(-1), nn.Linear(8, 2)), "normalize with BatchNorm"),
         (lambda: Written(nn.Linear(4, 8), nn.Linear(8, 2)), r"x\.flatten\(1\)"),
         (lambda: Returning(nn.Linear(4, 8), nn.Linear(8, 2)), "do not return activations that other layers read"),
         (lambda: Adding(nn.Linear(4, 4), nn.Linear(4, 2)), "read the model's input before it is combined"),

@@ -191,7 +191,8 @@ def test_copies_of_neurons_are_removed_without_changing_outputs(case: Case) -> N
     ng.prune(model, data)
     assert difference(before, [each for x in data[:3] for each in outputs_of(model, x, training=False)]) < 1e-5
     larger = {name for name, size in case.growable.items() if found[name].size > size}
-    assert larger == UNFOLDED.get(case.name, set())
+    streams = {name for name in case.growable if found[name].kind == "stream"}  # each entry changes all others
+    assert larger == UNFOLDED.get(case.name, set()) | streams
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..passes.replay import temporary_attributes, without_checkpointing
 from ..structure.axes import named_tensors
-from ..structure.edits import edited, grouped
+from ..structure.edits import adjusted, edited, grouped, total_factor
 from ..structure.randomness import random_state_restored
 from ..structure.reasons import Kind
 from ..structure.running import internal_run, restoring_attributes
@@ -46,10 +46,10 @@ def loss_with(
     generator = torch.Generator().manual_seed(seed)
     plan = plan_neurons(model, width, 1, values, generator=generator, allowed=allowed)
     edits, modules = grouped(plan.edits), dict(model.named_modules(remove_duplicate=False))
-    tensors = {
-        tensor: edited(tensor.detach(), edits[name]) if name in edits else tensor.detach().clone()
-        for name, tensor in named_tensors(model).items()
-    }
+    tensors = {}
+    for name, tensor in named_tensors(model).items():
+        factor, shift = total_factor(plan.scales, name)
+        tensors[tensor] = edited(adjusted(tensor.detach(), factor, shift=shift).clone(), edits.get(name, []))
     with ExitStack() as stack:
         stack.enter_context(internal_run(model))
         stack.enter_context(random_state_restored(model))

@@ -47,7 +47,8 @@ def shares(model: nn.Module, limit: int | None, requests: Sequence[tuple[Layer, 
         for number in sorted(waiting):
             layer = requests[number][0]
             left = requested[number] - given[number]
-            step = min(rounded_up(1, layer.size + given[number], round_to, None), left)
+            multiple = layer.width.multiple(round_to)
+            step = min(rounded_up(1, layer.size + given[number], multiple, None), left)
             cost = parameters([count + step * (each == number) for each, count in enumerate(given)]) - total
             if total + cost > limit:
                 waiting.discard(number)  # costs only rise
@@ -66,5 +67,5 @@ def affordable(model: nn.Module, limit: int | None, layer: Layer, round_to: int 
     """Whether the smallest step of growth of a layer is within a limit of parameters."""
     if limit is None:
         return True
-    step = rounded_up(1, layer.size, round_to, layer.maximum)
+    step = rounded_up(1, layer.size, layer.width.multiple(round_to), layer.maximum)
     return layer.width.structure.parameters_with(model, {layer.width.atom: layer.size + step}) <= limit

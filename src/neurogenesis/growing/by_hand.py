@@ -25,7 +25,7 @@ from ..surgery.plan import Plan
 from ..surgery.planning import Values, find_growable, plan_neurons
 from ..surgery.reach import fan_ins_of
 from ..triggers import Static
-from .choosing import as_call, has_convolutions, make_layers
+from .choosing import as_call, has_convolutions, make_layers, why_no_stream
 
 
 def plan_growth(
@@ -48,6 +48,8 @@ def plan_growth(
     if isinstance(initialization, Mapping):
         return plan(count, initialization)
     strategy = Strategy(Static(), initialization)
+    if (problem := why_no_stream(strategy, found)) is not None:
+        raise ValueError(f"{found.name} cannot grow in this way: {problem}")
     source = torch.default_generator if generator is None else generator
     with ordinary_tensors():
         with torch.enable_grad():  # probes of the layer run backward

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -25,7 +25,7 @@ from ..structure.axes import layer_of
 from ..structure.examples import Example
 from ..structure.modes import as_ordinary
 from ..structure.reasons import Kind
-from ..structure.widths import Width, Widths
+from ..structure.widths import Kinds, Width, Widths
 from ..triggers import Size, resolved_size
 from .settings import MaxWidth
 
@@ -36,18 +36,20 @@ _GRADIENTS = frozenset({"gradients", "fan-out gradients"})
 def choose_widths(
     known: Widths, include: Sequence[str], exclude: Sequence[str], allowed: Container[Kind] = ()
 ) -> list[Width]:
-    """Growable widths whose name, or the path of a producer, matches the patterns; each must match some width.
+    """Growable widths whose name or kind, or the path of a producer, matches the patterns; each must match some width.
 
     Reasons not to grow of the kinds in `allowed` do not count.
     """
     growable = [width for width in known if width.obstacle(allowed) is None]
     if not growable:
         raise ValueError(_no_growable_width(known))
-    names = {width: {width.name, *(axis.module for axis in width.producers)} for width in known}
+    names = {width: {width.name, width.kind, *(axis.module for axis in width.producers)} for width in known}
     unused = set(map(layer_of, known.structure.unused))  # may have widths that are not known yet
     for what, patterns in (("include", include), ("exclude", exclude)):
         for pattern in patterns:
-            if not any(_matches(own, [pattern]) for own in (*names.values(), unused)):
+            if pattern not in get_args(Kinds) and not any(
+                _matches(own, [pattern]) for own in (*names.values(), unused)
+            ):
                 raise ValueError(f"{what}: {pattern!r} matches no width; {_hint(known, pattern)}")
     chosen = [width for width in growable if _matches(names[width], include) and not _matches(names[width], exclude)]
     if not chosen:
@@ -105,7 +107,8 @@ def make_layers(
         route = None if isinstance(found, str) else found
         problem = found if isinstance(found, str) and strategy.needs else None
         followed: Bridge | str | None = None  # whether positions can be told apart from producer to consumer
-        if route is not None and strategy.uses & _GRADIENTS:
+        problem = why_no_stream(strategy, width) or problem
+        if route is not None and problem is None and strategy.uses & _GRADIENTS:
             followed = find_bridge(model, width, route, call)
             if isinstance(followed, str) and strategy.needs & _GRADIENTS:
                 problem = followed
@@ -141,6 +144,18 @@ def make_layers(
     return layers
 
 
+def why_no_stream(strategy: Strategy, width: Width) -> str | None:
+    """Why a strategy cannot grow a width because a norm runs across it; None if it can."""
+    if width.kind != "stream":
+        return None
+    trigger, initialization = strategy.trigger, strategy.initialization
+    able = "random initialization" if trigger.streams and not strategy.needs else "a schedule"
+    if able == "a schedule" or not initialization.streams:
+        where = width.structure.compensations.where(width.atom)
+        return f"{where} runs across it, so that new entries begin as zeros or means: grow it by {able}"
+    return None
+
+
 def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(module, _ConvNd) for module in model.modules())
 
@@ -169,8 +184,11 @@ def set_maximum_sizes(
     """
     if isinstance(given, Mapping):
         unused = set(map(layer_of, known.structure.unused))  # may have widths that are not known yet
-        named: dict[str, Size] = {
-            known[name].name: size for name, size in given.items() if name in known or name not in unused
+        by_kind = {width.name: given[width.kind] for width in known if width.kind in given}
+        named: dict[str, Size] = by_kind | {
+            known[name].name: size
+            for name, size in given.items()
+            if name in known or (name not in unused and name not in get_args(Kinds))
         }
     else:
         named = {} if given is None else {layer.name: given for layer in layers}
@@ -185,7 +203,8 @@ def set_maximum_sizes(
                 f"max_width of {layer.name} is {layer.maximum}, below its current size of {layer.size}"
                 + (factor if isinstance(limit, int) else "")
             )
-        layer.maximum = max(layer.size, layer.maximum // round_to * round_to)
+        multiple = layer.width.multiple(round_to)
+        layer.maximum = max(layer.size, layer.maximum // multiple * multiple)
     return set() if otherwise == math.inf else {layer.name for layer in layers if layer.name not in named}
 
 

@@ -83,6 +83,8 @@ def _placed(width: Width, axis: Axis, by_neuron: Tensor, like: Tensor) -> Tensor
 
 def find_consumers(model: nn.Module, width: Width) -> list[Consumer] | str:
     """The consumers of a width, or the reason why their inputs cannot be measured."""
+    if width.kind == "stream":
+        return f"{width.structure.compensations.where(width.atom)} runs across it: each entry changes all others"
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters = dict(model.named_parameters(remove_duplicate=False))
     uses = Counter(map(id, parameters.values()))

@@ -75,7 +75,8 @@ class DeadNeurons:
     def plan(self, layer: Layer, drop: Dropping, round_to: int, ema: nn.Module | None) -> Plan | None:
         """Plan to drop neurons; constants are folded into biases. None if too few have died for a smaller multiple."""
         neurons, moments = drop
-        left = max(1, -(-(layer.size - len(neurons)) // round_to)) * round_to
+        multiple = layer.width.multiple(round_to)
+        left = max(1, -(-(layer.size - len(neurons)) // multiple)) * multiple
         if left >= layer.size:
             return None
         return plan_removal(self.model, layer.width, self.consumers[layer], moments, neurons[: layer.size - left], ema)

@@ -32,7 +32,8 @@ class Request:
 
 def request(layer: Layer, decision: Decision, round_to: int) -> Request:
     """The request of a layer whose trigger has decided: a multiple of `round_to`, within the maximum."""
-    count = rounded_up(decision.count, layer.size, round_to, layer.maximum) if decision.count > 0 else 0
+    multiple = layer.width.multiple(round_to)
+    count = rounded_up(decision.count, layer.size, multiple, layer.maximum) if decision.count > 0 else 0
     return Request(layer, decision, max(0, count))
 
 

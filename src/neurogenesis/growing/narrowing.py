@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from ..structure.modes import ordinary_tensors
 from ..structure.widths import Width
 from ..surgery.attached import optimizers_of
 from ..surgery.optimizer_state import Optimizers
-from ..surgery.plan import Surgery
+from ..surgery.plan import Plan, Surgery
 from ..surgery.planning import plan_shrinkage
 from .choosing import FROZEN, choose_widths
 
@@ -32,7 +33,7 @@ def narrow(
     size: int | float | None = None,
     *,
     include: Sequence[str] = ("*",),
-    exclude: Sequence[str] = (),
+    exclude: Sequence[str] = ("stream",),
     tie: Sequence[str | Sequence[str]] = (),
     optimizer: Optimizers = None,
     frozen: bool = False,
@@ -53,7 +54,8 @@ def narrow(
         size: number of neurons of each width (an int), or factor of its size (a float), of which at least 4 neurons are
             left; by default a sixteenth, of which at least 16 are left. Widths that are smaller are not changed.
         include: patterns of widths to reduce, as in `Grower`.
-        exclude: patterns of widths not to reduce.
+        exclude: patterns of widths not to reduce; by default those that a norm runs across, which grow on a schedule
+            only.
         tie: groups of patterns of widths that change together, as in `neurogenesis.widths`.
         optimizer: the optimizer of the model, if it exists already.
         frozen: whether to reduce widths that have frozen parameters, too.
@@ -82,7 +84,7 @@ def narrow(
             for width in chosen:
                 target = _target(width, size)
                 if target < width.size:
-                    surgery.apply(plan_shrinkage(model, width, range(target, width.size)))
+                    surgery.apply(_for_new_weights(plan_shrinkage(model, width, range(target, width.size))))
         parameters = dict(model.named_parameters())
         weights = {name: weight for name, weight in parameters.items() if weight.ndim > 1}  # no masks
         for tensor, axis in {(axis.tensor, axis.axis) for width in chosen for axis in width.consumers}:
@@ -94,6 +96,11 @@ def narrow(
     for width in chosen:
         width.initial = width.size
     return {width.name: width.size for width in chosen}
+
+
+def _for_new_weights(plan: Plan) -> Plan:
+    """A plan without what keeps the scale of present entries, which a new model would not have."""
+    return replace(plan, attributes=tuple(each for each in plan.attributes if type(each[3]) is not float), scales=())
 
 
 _INSTEAD = "narrow a new model, or use neurogenesis.prune() to make a trained one smaller"

@@ -36,6 +36,7 @@ class Initialization:
     Attributes:
         needs: requirements ("activations", "gradients", "trials"); a width does not grow while one of them is missing.
         changes_present_neurons: whether it may return `Neurons.changes`, which cannot be applied to an averaged model.
+        streams: whether it supports widths that a norm runs across, by leaving the values of new neurons open.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -47,6 +48,7 @@ class Initialization:
 
     needs: ClassVar[frozenset[Requirement]] = frozenset()
     changes_present_neurons: ClassVar[bool] = False
+    streams: ClassVar[bool] = False
 
     @property
     def uses(self) -> frozenset[Requirement]:

@@ -18,7 +18,9 @@ from .base import Initialization, Neurons, candidate_count, parameter_values
 
 @dataclass(frozen=True)
 class Random(Initialization):
-    """Random fan-in, zero fan-out."""
+    """Random fan-in, zero fan-out; the other way round where a norm runs across the width."""
+
+    streams: ClassVar[bool] = True
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         return Neurons(count)

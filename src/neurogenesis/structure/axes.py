@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from .compensations import Compensations
 from .edits import Average, Edit, Scale
-from .fills import MEAN, ONE, RANDOM, RMS, FanIn, Fill, new_values
+from .fills import MEAN, ONE, RANDOM, RMS, ZERO, FanIn, Fill, new_values
 from .labels import Attribute, AttributeValue
 from .reasons import Reason
-from .rules import Axes, Role
+from .rules import Axes, Counted, Role
 from .terms import (
     Atom,
     Sizes,
@@ -111,10 +111,10 @@ class Structure:
         self.both_ways: set[tuple[str, int]] = set()  # axes that are producer in one place and consumer in another
         self.attributes: list[Attribute] = []
         self.compensations = Compensations()
-        # Axes whose new entries are stated, since a norm runs across what they add to, and the tensors that multiply it.
+        # Axes whose new entries are stated, since a norm runs across what they add to, and the tensors that scale it.
         self.given: dict[tuple[str, int], tuple[Fill, frozenset[str]]] = {}
         self.behind_norm: dict[tuple[str, int], bool] = {}  # of consumers, whether all they read comes from a norm
-        self.heads: list[Term] = []
+        self.counted: list[tuple[Term, Counted]] = []  # axes that count something else than neurons
         # Axes of weights under weight norm: the axis that indexes the normalized slices, and the axes within a slice.
         self.normed_along: set[tuple[str, int]] = set()
         self.normed_across: set[tuple[str, int]] = set()
@@ -139,7 +139,7 @@ class Structure:
                 (self.normed_along if axis == norm.axis else self.normed_across).update(places)
         self.compensations.add(tracer.compensations)
         self._add_given(tracer.compensations, tensors)
-        self.heads += tracer.heads
+        self.counted += tracer.counted
         self.masks |= tracer.masks & self.buffers
         known = set(self.attributes)
         for attribute in tracer.attributes:
@@ -178,9 +178,9 @@ class Structure:
         return role, RANDOM if (name, axis) in self.normed_along else fill
 
     @cached_property
-    def head_atoms(self) -> set[Atom]:
-        """The atoms that count heads; valid once all axes are unified."""
-        return {atom for term in self.heads for atom in leaves(term)}
+    def counts(self) -> dict[Atom, Counted]:
+        """What atoms count that do not count neurons; valid once all axes are unified."""
+        return {atom: what for term, what in self.counted for atom in leaves(term)}
 
     @cached_property
     def places(self) -> dict[Atom, list[tuple[str, int]]]:
@@ -269,8 +269,11 @@ class Structure:
             return usual
         if (name, axis) in self.given:
             return self.given[name, axis][0]
+        offset = atom in self.compensations.offset
         if role == "consumer":  # the norm maps new entries to zero
-            return RANDOM if self.behind_norm.get((name, axis)) else usual
+            return RANDOM if self.behind_norm.get((name, axis)) and not offset else usual
+        if role == "carrier" and usual == ZERO and offset:
+            return ONE
         return RMS if (name, axis) in self._scale_places and atom in self.compensations.means else usual
 
     def _is_given(self, atom: Atom, name: str, axis: int) -> bool:

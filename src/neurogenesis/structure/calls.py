@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from .compensations import Compensation, Compensations, NewEntries
 from .examples import tensors_in
 from .fills import MEAN, ZERO, Fill
-from .labels import Attribute, Frame, Label, Maker, NormRecord, RoleRecord, rigid
+from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
 from .norms import Norm
 from .reasons import Kind, Reason
-from .rules import Axes, Role
+from .rules import Axes, Counted, Role
 from .terms import Conflict, Term, fix, resolve, shares, unify
 
 
@@ -26,7 +26,7 @@ class Trace(Protocol):
     roles: list[RoleRecord]
     weight_norms: list[NormRecord]
     norms: list[Norm]
-    heads: list[Term]
+    counted: list[tuple[Term, Counted]]
     copies: list[Term]
     attributes: list[Attribute]
     compensations: Compensations
@@ -132,8 +132,8 @@ class OperationCall:
         self.reduction = Norm(label.axes[axis], reason, self.where)
         self._trace.norms.append(self.reduction)
 
-    def heads(self, term: Term) -> None:
-        self._trace.heads.append(term)
+    def counts(self, term: Term, what: Counted) -> None:
+        self._trace.counted.append((term, what))
 
     def copied(self, term: Term) -> None:
         self._trace.copies.append(term)
@@ -165,8 +165,20 @@ class OperationCall:
     def new_entries(self, tensor: Tensor, axis: int, fill: Fill) -> None:
         label = self._trace.label(tensor)
         term = label.axes[axis]
-        self.completed.append(Norm(term, Reason(f"normalized across in {self.where}"), self.where, 0, 0.5, True, True))
+        norm = Norm(term, Reason(f"normalized across in {self.where}"), self.where, divided=True, scaled=True)
+        norm.shifted = any(
+            each.role == "carrier" and each.fill == ZERO and shares(each.term, term) for each in self.recorded
+        )
+        self.completed.append(norm)
+        self._trace.norms.append(norm)
         self.fill_new(label, term, fill)
+
+    def flat(self, norms: Iterable[Norm]) -> None:
+        """Record that the outputs of norms reach an operation which maps zero to zero with a gradient of zero."""
+        for norm in norms:
+            norm.flat = self.name
+            if norm.shifted:
+                self._trace.compensations.shifted.append(norm.term)
 
     def fill_new(self, label: Label, term: Term, fill: Fill) -> None:
         """Record how new entries of activations along an axis come about."""

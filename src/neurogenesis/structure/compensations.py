@@ -78,16 +78,21 @@ class Compensations:
 
     scaled: list[Compensation] = field(default_factory=list)
     entries: list[NewEntries] = field(default_factory=list)
+    held: dict[tuple[str, str], dict[float | None, float | None]] = field(default_factory=dict)  # values of attributes
+    shifted: list[Term] = field(default_factory=list)  # axes whose new entries the norm must not leave at zero
 
     def add(self, other: Compensations) -> None:
         """Add what was recorded in another run."""
         self.scaled += other.scaled
         self.entries += [each for each in other.entries if each.maker is None]
+        self.shifted += other.shifted
 
     def scales(self, before: Sizes | None, after: Sizes) -> list[Scale]:
         """The factors of tensors for other sizes of axes."""
         return [
-            Scale(each.path, factor, f"{size(each.term, before)} -> {size(each.term, after)} in {each.where}", each.shift)
+            Scale(
+                each.path, factor, f"{size(each.term, before)} -> {size(each.term, after)} in {each.where}", each.shift
+            )
             for each in self._distinct()
             if each.attribute is None and (factor := each.factor(before, after)) != 1
         ]
@@ -100,8 +105,17 @@ class Compensations:
                 key = each.path, each.attribute
                 present: Any = values[key] if key in values else getattr(model.get_submodule(each.path), each.attribute)
                 factor = each.factor(None, sizes)
-                values[key] = present if factor == 1 else (each.value if present is None else present) * factor
+                if factor != 1:
+                    present = self._held(*key, (each.value if present is None else present) * factor, present)
+                values[key] = present
         return [(*key, value) for key, value in values.items()]
+
+    def _held(self, path: str, name: str, value: float, present: float | None) -> float | None:
+        """The value of an attribute, or the one that it held before if it is the same up to rounding."""
+        base = next(each.value for each in self.scaled if (each.path, each.attribute) == (path, name))
+        self.held.setdefault((path, name), {}).setdefault(base if present is None else present, present)
+        near = (own for number, own in self.held[path, name].items() if number and abs(value / number - 1) < 1e-14)
+        return next(near, value)
 
     def _distinct(self) -> Iterator[Compensation]:
         """Every compensation once, even if it was recorded in several runs."""
@@ -112,15 +126,18 @@ class Compensations:
         return atom in self._where
 
     @cached_property
+    def offset(self) -> set[Atom]:
+        """Atoms whose new entries are normalized to zero and then shifted, because zeros would not learn."""
+        return {atom for term in self.shifted for atom in leaves(term)}
+
+    @cached_property
     def means(self) -> set[Atom]:
         """Atoms whose new entries are the means of the present ones."""
         return {atom for each in self.entries if each.fill.values == "mean" for atom in leaves(each.term)}
 
-    def why_by_hand(self, atom: Atom) -> Reason | None:
-        """Why a width is resized by hand only; None if nothing makes up for its size."""
-        if atom not in self._where:
-            return None
-        return Reason(f"not grown in training: {self._where[atom]} is adjusted with it", Kind.COMPENSATED)
+    def where(self, atom: Atom) -> str | None:
+        """The module whose norm runs across an axis that an atom belongs to; None if there is none."""
+        return self._where.get(atom)
 
     @cached_property
     def _where(self) -> dict[Atom, str]:
@@ -144,4 +161,6 @@ class Compensations:
         return Compensations(
             [replace(each, term=translated(each.term)) for each in self.scaled],
             [replace(each, term=translated(each.term)) for each in self.entries],
+            self.held,
+            list(map(translated, self.shifted)),
         )

@@ -101,7 +101,7 @@ def _copied(known: Structure, model: nn.Module, sizes: Mapping[Atom, int]) -> tu
     ]
     copy.compensations = known.compensations.copied(copied)
     copy.given, copy.behind_norm = dict(known.given), dict(known.behind_norm)
-    copy.heads = list(map(copied, known.heads))
+    copy.counted = [(copied(term), what) for term, what in known.counted]
     return copy, atoms
 
 

@@ -58,13 +58,21 @@ def _norms(call: OperationCall, labels: Sequence[Label]) -> frozenset[Norm]:
         return frozenset(call.completed)
     active = [label for label in labels if not label.static]
     norms = frozenset[Norm]().union(*(label.norms for label in active))
-    if not norms or not _is_linear(call) or _contracted(call):
+    if norms and call.name in _FLAT:
+        call.flat(norms)
+    if not norms or not (_is_linear(call) or call.name in _KEEPING_ZEROS) or _contracted(call):
         return frozenset()
+    if call.name in ("aten.add", "aten.sub"):
+        for norm in norms:
+            norm.shifted |= any(
+                label.weight and any(shares(norm.term, term) for term in label.axes) for label in labels
+            )
     if call.name in ("aten.mul", "aten.div"):
         for label, tensor in zip(labels, call.tensors(), strict=True):
             own = [norm for norm in norms if label.static and any(shares(norm.term, term) for term in label.axes)]
             for norm in own if call.name == "aten.mul" else ():
                 call.compensate(tensor, norm.term, norm.power, minus=norm.minus)
+                call.attribute(tensor, "normalized_shape", (norm.term,))
                 norm.scaled = True
 
     def covers(label: Label, norm: Norm) -> bool:
@@ -142,9 +150,12 @@ _ZERO_PRESERVING = {
 
 # Operations that treat all entries along an axis alike, and linearly.
 _LINEAR = set(
-    "_to_copy _unsafe_view add addmm avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d bmm cat "
-    "clone constant_pad_nd copy detach div dropout flip gather index index_put index_select masked_fill mean mul "
+    "_to_copy _unsafe_view add addmm avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d bmm "
+    "cat clone constant_pad_nd copy detach div dropout flip gather index index_put index_select masked_fill mean mul "
     "native_dropout neg repeat roll rsub select_scatter slice_scatter stack sub sum upsample_bilinear2d "
     "upsample_nearest2d where".split()
 )
+# Other operations on single entries that map zero to zero with a nonzero gradient, and those where it is zero.
+_KEEPING_ZEROS = {f"aten.{name}" for name in "atan elu erf gelu hardswish leaky_relu mish silu sin tanh".split()}
+_FLAT = {f"aten.{name}" for name in "hardtanh relu relu6 rrelu_with_noise threshold".split()}
 _SAME_VALUES = {"aten._to_copy", "aten.alias", "aten.clone", "aten.detach"}

@@ -171,8 +171,6 @@ def current_reasons(structure: Structure, atom: Atom) -> Iterator[Reason]:
     """Why a width should not grow given the current state of parameters and buffers."""
     if atom in structure.held:
         yield structure.held[atom]
-    if (by_hand := structure.compensations.why_by_hand(atom)) is not None:
-        yield by_hand
     model = structure.model()
     if model is None:
         return

@@ -33,6 +33,8 @@ class Norm:
         divided: whether activations have been divided.
         scaled: whether a parameter has been multiplied by since, which can make up for the size.
         broken: whether its intermediate results are used for something else.
+        shifted: whether a parameter has been added since.
+        flat: an operation that its output has reached which maps zero to zero with a gradient of zero, such as relu.
     """
 
     term: Term
@@ -43,6 +45,8 @@ class Norm:
     divided: bool = False
     scaled: bool = False
     broken: bool = False
+    shifted: bool = False
+    flat: str | None = None
 
     @property
     def obstacle(self) -> Reason | None:
@@ -51,6 +55,8 @@ class Norm:
             return self.reason
         if self.power and not self.scaled:
             return Reason(f"normalized across in {self.where}, with no gain that could make up for another size")
+        if self.flat is not None and not self.shifted:
+            return Reason(f"normalized to zero in {self.where}, where {self.flat} would keep new entries from learning")
         return None
 
 

@@ -17,7 +17,7 @@ _INTERNAL: WeakKeyDictionary[nn.Module, set[str | int]] = WeakKeyDictionary()
 def internal_outputs(model: nn.Module, *which: str | int) -> None:
     """Say which outputs of a model only the model itself reads, so that their sizes may change.
 
-    Outputs with the name of an argument, such as ``past_key_values``, need not be named: the model's next call reads them.
+    Outputs with the name of an argument, such as ``past_key_values``, need not be named: the next call reads them.
 
     Args:
         model: the model.

@@ -34,7 +34,6 @@ class Kind(Enum):
     PARTLY_FROZEN = 1, "frozen parts stay as they are: unfreeze them with requires_grad_(True), or pass frozen=True"
     NOT_CALLED = 1, "pass a list of inputs that together use all layers, as example=[...], or delete unused layers"
     IDLE = 1, NOT_CALLED[1]
-    COMPENSATED = 1, "resize it by hand, with neurogenesis.resize()"
     UNUSED = 1, NOT_CALLED[1]
     DIFFERS = 1, "let the buffer hold the same value for all neurons, or compute it in forward()"
     SHARED_MEMORY = 1, "give each parameter its own memory before the optimizer is created"

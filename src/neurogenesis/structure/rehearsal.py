@@ -62,7 +62,7 @@ def rehearse(
 
 def _blamed(structure: Structure, atoms: Sequence[Atom]) -> Sequence[Atom]:
     """The atoms to fix: if their number and the size of each are in question, heads keep their size."""
-    heads = structure.head_atoms
+    heads = {atom for atom, what in structure.counts.items() if what == "heads"}
     return [atom for atom in atoms if atom not in heads] or atoms if heads.intersection(atoms) else atoms
 
 

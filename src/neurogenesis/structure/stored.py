@@ -1,7 +1,7 @@
 """Which attributes of modules hold sizes, such as a number of heads: numbers that know where they come from.
 
-While a model is traced, the integers among the attributes of its modules are instances of `Stored`. Where code passes one
-to a reshape, the axis that it becomes is known, however many other attributes have the same value.
+While a model is traced, the integers among the attributes of its modules are instances of `Stored`. Where code passes
+one to a reshape, the axis that it becomes is known, however many other attributes have the same value.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from .examples import Example, call_model, copied_example, tensors_in
 from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
 from .norms import Norm, output_of
 from .reasons import Kind, Reason
-from .rules import Axes, RuleError, unknown
+from .rules import Axes, Counted, RuleError, unknown
 from .rules.base import checked, rule_for
 from .rules.registered import is_registered, module_rule
 from .running import internal_run, note_constant_calls, preserved
@@ -84,7 +84,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.roles: list[RoleRecord] = []
         self.weight_norms: list[NormRecord] = []
         self.norms: list[Norm] = []  # that are written out
-        self.heads: list[Term] = []
+        self.counted: list[tuple[Term, Counted]] = []
         self.copies: list[Term] = []
         self.coarsest = 0.0  # rounding of the least precise activations
         self.attributes: list[Attribute] = []

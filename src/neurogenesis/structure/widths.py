@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from .fills import FanIn
 from .limits import current_reasons
 from .reasons import Kind, Reason
 from .terms import Atom, Product, Term, leaves, positions_of, resolve, size
+
+Kinds = Literal["neurons", "channels", "groups", "heads", "stream"]
 
 
 class Width:
@@ -47,6 +50,26 @@ class Width:
     def atom(self) -> Atom:
         """The atom that is resized when the width grows."""
         return next(leaves(self._term))
+
+    @property
+    def kind(self) -> Kinds:
+        """What the width counts: neurons, channels, groups of channels, heads, or entries that a norm runs across."""
+        structure = self.structure
+        if self.fixed is None and self.atom in structure.counts:
+            return structure.counts[self.atom]
+        if self.fixed is None and structure.compensations.is_stream(self.atom):
+            return "stream"
+        convolved = any(len(structure.axes[axis.tensor]) > 2 for axis in self.producers)
+        return "channels" if convolved else "neurons"
+
+    @property
+    def unit(self) -> int:
+        """Number of rows that a neuron, or a head, has in the producer where it has the fewest."""
+        return min((axis.per_neuron for axis in self.producers), default=1)
+
+    def multiple(self, round_to: int) -> int:
+        """What sizes are rounded to, if those of neurons are to multiples of `round_to`: heads and groups are whole."""
+        return 1 if self.kind in ("heads", "groups") else round_to
 
     @property
     def growable(self) -> bool:
@@ -237,10 +260,13 @@ class Widths:
         if self.why_none is not None:
             return f"no widths: {self.why_none}"
         rows = []
+        told = any(width.kind not in ("neurons", "channels") for width in self)
         for width in self:
             lists = [_join_names(axes) for axes in (width.producers, width.carriers, width.consumers)]
-            rows.append((width.name, str(width.size), *lists, "yes" if width.growable else f"no: {width.reason}"))
-        return table(("width", "size", "producers", "carriers", "consumers", "can grow"), rows)
+            kind = f"{width.kind} of {width.unit}" if width.unit > 1 else width.kind
+            can_grow = "yes" if width.growable else f"no: {width.reason}"
+            rows.append((width.name, str(width.size), *[kind] * told, *lists, can_grow))
+        return table(("width", "size", *["kind"] * told, "producers", "carriers", "consumers", "can grow"), rows)
 
     __repr__ = __str__
 

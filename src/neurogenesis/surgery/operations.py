@@ -12,6 +12,7 @@ from ..structure.edits import Edit, adjusted, edited
 from ..structure.labels import AttributeValue
 from .ages.births import BirthEdit
 from .optimizer_state import StateEdit
+from .scaling import Held, restored
 
 
 class SetAttribute:
@@ -34,7 +35,7 @@ class EditTensor:
     """Edit a parameter or buffer in place, with its gradient and its optimizer state.
 
     Entries are adjusted by `factor`, `added` and `shift` first, then inserted or removed. The old contents are kept for
-    `revert`.
+    `revert`; `held` are earlier ones, which scaling back restores.
     """
 
     def __init__(
@@ -45,14 +46,17 @@ class EditTensor:
         factor: float = 1.0,
         added: Tensor | None = None,
         shift: float = 0.0,
+        held: Held | None = None,
     ):
         self.tensor, self.edits, self.states = tensor, edits, states
-        self.factor, self.added, self.shift = factor, added, shift
+        self.factor, self.added, self.shift, self.held = factor, added, shift, held
         self.swapped_out: Tensor | None = None  # the old contents while the edit is applied
         self.reverters: list[Callable[[], None]] = []
 
     def apply(self) -> None:
         new = edited(adjusted(self.tensor.detach(), self.factor, self.added, self.shift), self.edits)
+        if self.factor != 1 and self.held is not None:
+            new = restored(new, self.tensor.detach(), self.held)
         if isinstance(self.tensor, nn.Parameter):
             new = nn.Parameter(new, requires_grad=self.tensor.requires_grad)
             if self.tensor.grad is not None:

@@ -6,7 +6,7 @@ State of past gradients is made to fit: it becomes what it would be if they had 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,22 +18,29 @@ from ..structure.edits import Edit, adjusted, edited
 from .ages import needs_births
 from .ages.births import KEY, BirthEdit
 from .ages.corrections import step_count
+from .scaling import Held, restored
 
 Optimizers = Optimizer | Iterable[Optimizer] | None
 
 
 @dataclass(frozen=True)
 class StateEdit:
-    """Edits one state tensor of a parameter: its entries times `factor`, and new ones, `fills` by axis."""
+    """Edits one state tensor of a parameter: its entries times `factor`, and new ones, `fills` by axis.
+
+    `held` are earlier contents, which scaling back restores.
+    """
 
     state: dict[str, Any]
     key: str
     edits: Sequence[Edit]
     fills: dict[int, Tensor | float]
     factor: float
+    held: Held | None = None
 
     def apply(self) -> None:
-        self._set(edited(adjusted(self.state[self.key], self.factor), self.edits, self.fills))
+        old = self.state[self.key]
+        new = edited(adjusted(old, self.factor), self.edits, self.fills)
+        self._set(new if self.factor == 1 or self.held is None else restored(new, old, self.held))
 
     def _set(self, value: Tensor) -> None:
         self.state[self.key] = value
@@ -104,6 +111,7 @@ def state_edits(
     optimizers: Sequence[Optimizer],
     ages: bool = False,
     factor: float = 1.0,
+    held: Mapping[str, Held] | None = None,
 ) -> list[StateEdit | BirthEdit]:
     """Edits of the optimizers' state of a parameter; raises ValueError if it cannot be resized.
 
@@ -114,9 +122,10 @@ def state_edits(
         optimizers: the optimizers of the model.
         ages: whether to record the births of new entries for optimizers that need them.
         factor: the factor of the present entries.
+        held: earlier contents of state, which scaling back restores, by names that begin with the parameter's.
     """
     result: list[StateEdit | BirthEdit] = []
-    for optimizer in optimizers:
+    for number, optimizer in enumerate(optimizers):
         if isinstance(optimizer, LBFGS):
             raise ValueError(
                 "LBFGS keeps one flat history of all parameters, which cannot be resized: grow without "
@@ -129,8 +138,11 @@ def state_edits(
                     own = _edits_of_state(name, key, value, parameter, edits, optimizer) if edits else []
                     scaled = factor ** _power(optimizer, key) if isinstance(value, Tensor) else 1.0
                     if own or scaled != 1:
+                        earlier = None if held is None else held[f"{name} {number} {key}"]
                         fills = {edit.axis: _fill(optimizer, group, key, edit) for edit in own}
-                        result.append(StateEdit(state, key, own, fills, scaled))
+                        result.append(
+                            StateEdit(state, key, own, fills, scaled, earlier)
+                        )
                 born = step_count(group, state) if ages and needs_births(optimizer, group, state) else None
                 if edits and (born is not None or KEY in state):
                     result.append(BirthEdit(state, edits, parameter.ndim, born))

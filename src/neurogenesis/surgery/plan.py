@@ -26,6 +26,7 @@ from .checks import CHANGED, averaged_model, check_average, check_programs, chec
 from .operations import EditTensor, SetAttribute
 from .optimizer_state import Optimizers, check_optimizers, state_edits
 from .recompiling import renew_recompile_limits
+from .scaling import held_values
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,10 @@ class Plan:
                 if target is not model:  # new entries that are means are those of its own entries
                     own = [each.within(tensors) if isinstance(each, Average) else each for each in own]
                 optimized = optimizers if target is model else []
-                states = state_edits(name, tensors[name], own, optimized, ages, factor) if own or factor != 1 else []
-                result.append(EditTensor(tensors[name], own, states, factor, added.get(name), shift))
+                held = held_values(target)
+                changed = own or factor != 1
+                states = state_edits(name, tensors[name], own, optimized, ages, factor, held) if changed else []
+                result.append(EditTensor(tensors[name], own, states, factor, added.get(name), shift, held[name]))
             for path, name, before, after in self.attributes:
                 if getattr(modules.get(path), name, None) != before:
                     raise ValueError(f"{path}.{name} is not {before}: {CHANGED}")

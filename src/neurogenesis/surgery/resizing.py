@@ -140,8 +140,8 @@ def plan_of_shapes(model: nn.Module, shapes: Mapping[str, Sequence[int]], saved:
             edits.append(_edit_of_length(name, axis, tensors[name], after))
     attributes: list[tuple[str, str, AttributeValue, AttributeValue]] = []
     for path, name, value in saved.attributes:
-        present: Any = getattr(modules.get(path), name, None)
-        if type(present) not in ((tuple,) if isinstance(value, tuple) else (int, float)):
+        present: Any = getattr(modules.get(path), name, "missing")
+        if not isinstance(present, tuple if isinstance(value, tuple) else int | float | None):
             raise ValueError(f"the sizes are of another model: {path or 'the model'} has no attribute {name}")
         if present != value:
             attributes.append((path, name, present, value))

@@ -12,7 +12,7 @@ from ..fills import MEAN, ONE, RANDOM, ZERO, Fill
 from ..terms import concatenation, product, size
 from . import across, contractions, lookups, shapes  # noqa: F401  they register the rules of torch's operations
 from .base import elementwise, fresh, unknown
-from .call import Axes, Call, Role, Rule
+from .call import Axes, Call, Counted, Role, Rule
 from .registered import ModuleRule, RuleError, forget, module, operation
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "ZERO",
     "Axes",
     "Call",
+    "Counted",
     "Fill",
     "ModuleRule",
     "Role",

@@ -60,6 +60,7 @@ def _group_norm(call: Call) -> list[Axes]:
     x, number = list(call.axes(call.arguments["input"])), call.arguments["group"]
     groups, within = unmerge(call, x[1], size(x[1]) // number)
     call.fix(within, "the channels of a group, which are normalized together,", Kind.GROUPS)
+    call.counts(groups, "groups")
     if number == 1:
         call.fix(groups, "normalized across", Kind.NORMALIZED)
     for name, fill in (("weight", ONE), ("bias", ZERO)):
@@ -89,7 +90,13 @@ def _reduction(call: Call) -> list[Axes]:
         return elementwise(call)
     x = call.axes(call.tensors()[0])
     reduced = dimensions(call, len(x))
-    if len(reduced) == 1 and call.name.removeprefix("aten.") in ("linalg_vector_norm", "mean", "std", "var", "var_mean"):
+    if len(reduced) == 1 and call.name.removeprefix("aten.") in (
+        "linalg_vector_norm",
+        "mean",
+        "std",
+        "var",
+        "var_mean",
+    ):
         call.reduced(call.tensors()[0], reduced[0])
     else:
         for axis in reduced:

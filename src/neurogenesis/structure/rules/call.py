@@ -13,6 +13,7 @@ from ..terms import Conflict, Term
 
 Axes = list[Term]
 Role = Literal["producer", "carrier", "consumer"]
+Counted = Literal["heads", "groups"]
 
 
 class Call(Protocol):
@@ -73,8 +74,8 @@ class Call(Protocol):
     def reduced(self, tensor: Tensor, axis: int) -> None:
         """State that entries along an axis are combined to one: it cannot change, unless this is part of a norm."""
 
-    def heads(self, term: Term) -> None:
-        """State that an axis counts heads, or groups of them: activations are multiplied head by head."""
+    def counts(self, term: Term, what: Counted) -> None:
+        """State what an axis counts, if not neurons: heads, which are multiplied one by one, or groups of channels."""
 
     def copied(self, term: Term) -> None:
         """State that a new axis holds copies of one entry."""

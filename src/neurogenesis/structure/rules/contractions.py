@@ -56,7 +56,7 @@ def _bmm(call: Call) -> list[Axes]:
     batch = call.axes(a)[0]
     call.unify(batch, call.axes(b)[0])
     if not call.is_static(a) and not call.is_static(b):
-        call.heads(batch)
+        call.counts(batch, "heads")
     return [_plus_bias(call, [batch, call.axes(a)[1], call.axes(b)[2]])]
 
 
@@ -142,7 +142,7 @@ def _attention(call: Call) -> list[Axes]:
                 shared = Atom(size(wide) // size(term))
                 call.fix(shared, "the number of query heads per key head", Kind.HEADS)
                 call.unify(wide, product([term, shared]))
-        call.heads(wide)
+        call.counts(wide, "heads")
     bias = call.arguments.get("attn_mask", call.arguments.get("attn_bias"))
     if bias is not None:
         for term, own in zip(reversed([*query[:-1], key[-2]]), reversed(call.axes(bias)), strict=False):
