@@ -33,7 +33,10 @@ class Request:
 def request(layer: Layer, decision: Decision, round_to: int) -> Request:
     """The request of a layer whose trigger has decided: a multiple of `round_to`, within the maximum."""
     multiple = layer.width.multiple(round_to)
-    count = rounded_up(decision.count, layer.size, multiple, layer.maximum) if decision.count > 0 else 0
+    if layer.width.copied is not None:
+        count = decision.count // multiple * multiple
+    else:
+        count = rounded_up(decision.count, layer.size, multiple, layer.maximum) if decision.count > 0 else 0
     return Request(layer, decision, max(0, count))
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from .compensations import Compensations
-from .edits import Average, Edit, Scale
-from .fills import MEAN, ONE, RANDOM, RMS, ZERO, FanIn, Fill, new_values
+from .edits import Average, Copies, Edit, Scale
+from .fills import COPY, MEAN, ONE, RANDOM, RMS, ZERO, FanIn, Fill, new_values
 from .labels import Attribute, AttributeValue
 from .reasons import Reason
 from .rules import Axes, Counted, Role
@@ -220,6 +220,9 @@ class Structure:
         for name, axis in self.places[atom]:
             term, role = self.axes[name][axis], self.role(name, axis)[0]
             values = None
+            if isinstance(change, int) and self._fill(atom, name, axis) == COPY:
+                result.append(self._copies(atom, name, axis, change, tensors[name], sizes))
+                continue
             if isinstance(change, int):
                 positions = new_positions(term, atom, change, sizes).flatten().sort().values
                 fan_in = (fan_ins or {}).get(name) if role == "producer" else None
@@ -233,6 +236,16 @@ class Structure:
             result.append(Edit(name, axis, size(term, sizes), positions, values, role))
         # Consumers last: where new rows and new columns cross, the zero fan-out wins.
         return sorted(result, key=lambda edit: edit.role == "consumer")
+
+    def _copies(self, atom: Atom, name: str, axis: int, count: int, tensor: Tensor, sizes: Sizes | None) -> Edit:
+        """The edit that appends copies of the present neurons, one after the other."""
+        term = self.axes[name][axis]
+        present, positions = positions_of(term, atom, sizes), new_positions(term, atom, count, sizes)
+        order = positions.flatten().argsort()
+        sources = present[torch.arange(count) % len(present)].flatten()[order]
+        values = tensor.detach().index_select(axis, sources.to(tensor.device))
+        length, role = size(term, sizes), self.role(name, axis)[0]
+        return Copies(name, axis, length, positions.flatten()[order], values, role, sources)
 
     def scales(self, atom: Atom, change: int, sizes: Sizes | None = None) -> list[Scale]:
         """Factors of tensors that make up for `change` more neurons of a width."""
@@ -267,6 +280,8 @@ class Structure:
         role, usual = self.role(name, axis)
         if not self.compensations.is_stream(atom):
             return usual
+        if atom in self.compensations.copied_atoms:
+            return ZERO if role == "consumer" else COPY
         if (name, axis) in self.given:
             return self.given[name, axis][0]
         offset = atom in self.compensations.offset
@@ -277,7 +292,8 @@ class Structure:
         return RMS if (name, axis) in self._scale_places and atom in self.compensations.means else usual
 
     def _is_given(self, atom: Atom, name: str, axis: int) -> bool:
-        return (name, axis) in self.given and self.compensations.is_stream(atom)
+        compensations = self.compensations
+        return (name, axis) in self.given and compensations.is_stream(atom) and atom not in compensations.copied_atoms
 
     def _scales(self, name: str, axis: int) -> tuple[tuple[str, int], ...]:
         """The tensors that multiply what an axis produces, and their axes."""

@@ -190,14 +190,15 @@ class OperationCall:
             if not shares(maker.term, term):
                 continue
             if fill == MEAN and not maker.sources:
-                self.fix(term, "normalized across after the output of another norm was added (post-norm)", _NORMED)
+                self._copy(term, "normalized across after the output of another norm was added (post-norm)")
             elif fill == MEAN and not maker.linear:
-                self.fix(term, "normalized across after operations that do not map means to means", _NORMED)
+                self._copy(term, "normalized across after operations that do not map means to means")
             elif maker.sources:
                 record.append(NewEntries(maker.term, fill, self.where, maker))
 
-
-_NORMED = Kind.NORMALIZED
+    def _copy(self, term: Term, reason: str) -> None:
+        reasons = self._trace.compensations.copies
+        reasons.append((term, Reason(f"{reason} in {self.where}", Kind.NORMALIZED)))
 
 
 def _attribute_with(module: nn.Module, value: float) -> str | None:

@@ -78,6 +78,7 @@ class Compensations:
 
     scaled: list[Compensation] = field(default_factory=list)
     entries: list[NewEntries] = field(default_factory=list)
+    copies: list[tuple[Term, Reason]] = field(default_factory=list)  # axes that only copies of all entries leave as is
     held: dict[tuple[str, str], dict[float | None, float | None]] = field(default_factory=dict)  # values of attributes
     shifted: list[Term] = field(default_factory=list)  # axes whose new entries the norm must not leave at zero
 
@@ -86,6 +87,7 @@ class Compensations:
         self.scaled += other.scaled
         self.entries += [each for each in other.entries if each.maker is None]
         self.shifted += other.shifted
+        self.copies += other.copies
 
     def scales(self, before: Sizes | None, after: Sizes) -> list[Scale]:
         """The factors of tensors for other sizes of axes."""
@@ -118,12 +120,18 @@ class Compensations:
         return next(near, value)
 
     def _distinct(self) -> Iterator[Compensation]:
-        """Every compensation once, even if it was recorded in several runs."""
-        yield from {(str(each), resolve(each.term), each.power): each for each in self.scaled}.values()
+        """Every compensation once, even if it was recorded in several runs; copies need none."""
+        needed = [each for each in self.scaled if self.copied_atoms.keys().isdisjoint(leaves(each.term))]
+        yield from {(str(each), resolve(each.term), each.power): each for each in needed}.values()
 
     def is_stream(self, atom: Atom) -> bool:
         """Whether a norm runs across an axis that an atom belongs to, and something makes up for its size."""
         return atom in self._where
+
+    @cached_property
+    def copied_atoms(self) -> dict[Atom, Reason]:
+        """Atoms that grow by copies of all present entries only, which leave mean and variance, and the reason."""
+        return {atom: reason for term, reason in reversed(self.copies) for atom in leaves(term)}
 
     @cached_property
     def offset(self) -> set[Atom]:
@@ -150,17 +158,32 @@ class Compensations:
         for each in self.entries:
             term = resolve(each.term)
             if each.fill.values == "mean" and isinstance(term, Sum):
-                fix(term, Reason(f"normalized across together with others in {each.where}", Kind.NORMALIZED))
+                reason = Reason(f"normalized across together with others in {each.where}", Kind.NORMALIZED)
+                self.copies.append((term, reason))
             for atom in leaves(term):
                 other = first.setdefault(atom, each)
                 if other.fill != each.fill:
-                    fix(atom, Reason(f"new entries must be {other} and {each}", Kind.NORMALIZED))
+                    self.copies.append((atom, Reason(f"new entries must be {other} and {each}", Kind.NORMALIZED)))
+        for each in self.entries:  # copies of one of several sizes would change the weights of all in a mean
+            free = {atom: reason for atom, reason in self.copied_atoms.items() if not atom.fixed}
+            parts = [set(leaves(part)) & free.keys() for part in _summed(each.term)]
+            if any(part != parts[0] for part in parts):
+                for part in parts:
+                    for atom in part:
+                        fix(atom, free[atom])
 
     def copied(self, translated: Callable[[Term], Term]) -> Compensations:
         """The same for other terms."""
         return Compensations(
             [replace(each, term=translated(each.term)) for each in self.scaled],
             [replace(each, term=translated(each.term)) for each in self.entries],
+            [(translated(term), reason) for term, reason in self.copies],
             self.held,
             list(map(translated, self.shifted)),
         )
+
+
+def _summed(term: Term) -> tuple[Term, ...]:
+    """The parts of an axis that are concatenated."""
+    term = resolve(term)
+    return term.parts if isinstance(term, Sum) else (term,)

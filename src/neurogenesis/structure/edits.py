@@ -4,6 +4,7 @@
 |---|---|---|---|---|
 | `Edit` | entries are inserted | zeros are inserted | fresh state is inserted, of age 0 | the entries are removed |
 | `Average` | means of the present entries are inserted | as above | as above | the entries are removed |
+| `Copies` | copies of the present entries are inserted | as above | as above | the entries are removed |
 | `Scale` | times f | divided by f | as if gradients had been divided by f | times 1 / f |
 | `Change` | a tensor is added | stays | stays | stays |
 
@@ -16,7 +17,7 @@ a plan of its own, which restores scaled entries up to rounding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from itertools import product as combinations
 from math import prod
@@ -125,6 +126,23 @@ class Average(Edit):
         if self.weights is not None:
             rows = rows * self.weights.to(rows).reshape(-1, *[1] * (rows.ndim - 1 - self.axis))
         return rows.mean(self.axis, keepdim=True).to(present.dtype).expand(self.values.shape)
+
+
+@dataclass(frozen=True)
+class Copies(Edit):
+    """New entries that are copies of present ones: in a copy of the model, of those that are present there.
+
+    `sources` are the positions that they are copied from.
+    """
+
+    sources: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+
+    @property
+    def _kind(self) -> str:
+        return f"{self.role}, copies of the present ones"
+
+    def new_entries(self, present: Tensor) -> Tensor:
+        return present.detach().index_select(self.axis, self.sources.to(present.device))
 
 
 @dataclass(frozen=True)

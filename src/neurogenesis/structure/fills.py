@@ -14,14 +14,14 @@ class Fill:
     """How new positions of an axis are filled.
 
     Args:
-        values: a constant, the mean or the root mean square of the existing entries, or Xavier-uniform vectors scaled
-            to their mean norm.
+        values: a constant, the mean or the root mean square of the existing entries, copies of them, or Xavier-uniform
+            vectors scaled to their mean norm.
         zero_at: index in each random vector that is set to zero, for a padding token.
         statistic: whether the tensor holds running statistics, which new neurons start from scratch.
         shift: whether the tensor is added to activations.
     """
 
-    values: Literal["zero", "one", "mean", "rms", "random"]
+    values: Literal["zero", "one", "mean", "rms", "copy", "random"]
     zero_at: int | None = None
     statistic: bool = False
     shift: bool = False
@@ -37,6 +37,8 @@ MEAN = Fill("mean")
 """The mean of the present entries."""
 RMS = Fill("rms")
 """The root mean square of the present entries."""
+COPY = Fill("copy")
+"""Copies of the present entries, one after the other."""
 RANDOM = Fill("random")
 """Random vectors, as for the rows of a producer."""
 

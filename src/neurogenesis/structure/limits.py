@@ -102,6 +102,10 @@ def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
                 fix(term, Reason(f"normalized across by the weight norm of {layer_of(name)}", Kind.NORMALIZED))
             for atom in _repeated_factors(term):
                 fix(atom, Reason(f"multiplied by itself in the shape of {name}"))
+    for atom in tied.keys() & structure.compensations.copied_atoms.keys():
+        why = structure.compensations.copied_atoms[atom]
+        text = f"{why}, and cannot be copied: {tied[atom]} is both the fan-in and the fan-out of these neurons"
+        fix(atom, Reason(text, Kind.TIED))
     for atom, seen in roles.items():
         if not any(role == "producer" and fill.values == "random" for role, fill in seen):
             if atom in tied:  # such as a decoder with the transposed weight of the encoder

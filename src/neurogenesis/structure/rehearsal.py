@@ -53,6 +53,14 @@ def rehearse(
                         fix(atom, _fixed_shape(rejected.operation, where))
         except Exception:  # raised by the model itself, without a width to blame
             break
+    streams = [atom for atom in candidates if structure.compensations.is_stream(atom)]
+    if 0 < len(streams) < len(candidates):  # they are the most likely to fail
+        others = [atom for atom in candidates if atom not in streams]
+        try:
+            attempt(others)
+            candidates = streams
+        except Exception:  # one of them fails, too
+            pass
     for atom in candidates:
         try:
             attempt([atom])
@@ -141,7 +149,8 @@ def _choose_amounts(structure: Structure, grown: Sequence[Atom]) -> dict[Atom, i
                 free = [amount for amount in _AMOUNTS if amount not in taken] or [_AMOUNTS[len(chosen) % len(_AMOUNTS)]]
                 chosen[atom] = free[0]
     # Add a sixteenth: code that rounds sizes, to multiples of 8 for example, must not round the growth away.
-    return {atom: chosen[atom] + atom.size // 16 for atom in grown}
+    copied = structure.compensations.copied_atoms
+    return {atom: atom.size if atom in copied else chosen[atom] + atom.size // 16 for atom in grown}
 
 
 _AMOUNTS = (3, 7, 11, 5, 13, 9)  # odd and distinct, to avoid sizes that match by coincidence

@@ -64,12 +64,19 @@ class Width:
 
     @property
     def unit(self) -> int:
-        """Number of rows that a neuron, or a head, has in the producer where it has the fewest."""
-        return min((axis.per_neuron for axis in self.producers), default=1)
+        """Number of columns that a neuron, or a head, has in the consumer where it has the fewest."""
+        return min((axis.per_neuron for axis in self.consumers), default=1)
 
     def multiple(self, round_to: int) -> int:
         """What sizes are rounded to, if those of neurons are to multiples of `round_to`: heads and groups are whole."""
+        if self.copied is not None:
+            return self.size
         return 1 if self.kind in ("heads", "groups") else round_to
+
+    @property
+    def copied(self) -> Reason | None:
+        """Why new neurons are copies of all present ones, so that only multiples of the size are possible."""
+        return self.structure.compensations.copied_atoms.get(self.atom)
 
     @property
     def growable(self) -> bool:
@@ -263,7 +270,7 @@ class Widths:
         told = any(width.kind not in ("neurons", "channels") for width in self)
         for width in self:
             lists = [_join_names(axes) for axes in (width.producers, width.carriers, width.consumers)]
-            kind = f"{width.kind} of {width.unit}" if width.unit > 1 else width.kind
+            kind = f"{width.kind} of {width.unit}" if width.kind in ("heads", "groups") else width.kind
             can_grow = "yes" if width.growable else f"no: {width.reason}"
             rows.append((width.name, str(width.size), *[kind] * told, *lists, can_grow))
         return table(("width", "size", *["kind"] * told, "producers", "carriers", "consumers", "can grow"), rows)

@@ -56,7 +56,7 @@ class EditTensor:
     def apply(self) -> None:
         new = edited(adjusted(self.tensor.detach(), self.factor, self.added, self.shift), self.edits)
         if self.factor != 1 and self.held is not None:
-            new = restored(new, self.tensor.detach(), self.held)
+            new = restored(new, self.tensor.detach(), self.held, self.shift)
         if isinstance(self.tensor, nn.Parameter):
             new = nn.Parameter(new, requires_grad=self.tensor.requires_grad)
             if self.tensor.grad is not None:

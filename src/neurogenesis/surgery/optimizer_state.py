@@ -140,9 +140,7 @@ def state_edits(
                     if own or scaled != 1:
                         earlier = None if held is None else held[f"{name} {number} {key}"]
                         fills = {edit.axis: _fill(optimizer, group, key, edit) for edit in own}
-                        result.append(
-                            StateEdit(state, key, own, fills, scaled, earlier)
-                        )
+                        result.append(StateEdit(state, key, own, fills, scaled, earlier))
                 born = step_count(group, state) if ages and needs_births(optimizer, group, state) else None
                 if edits and (born is not None or KEY in state):
                     result.append(BirthEdit(state, edits, parameter.ndim, born))

@@ -45,7 +45,17 @@ def find_growable(
     if (why := found.obstacle(allowed)) is not None:
         remedy = "" if why.kind.remedy is None else f": {why.kind.remedy}"
         raise ValueError(f"{found.name} cannot grow: {why}{remedy}")
+    check_copies(found, count)
     return found, count
+
+
+def check_copies(width: Width, count: int) -> None:
+    """Raise ValueError if new neurons must be copies of all present ones, and the number of new ones is not right."""
+    if width.copied is not None and count % width.size:
+        raise ValueError(
+            f"{width.name} cannot grow by {count}, only by multiples of its size, {width.size}, with copies of all its "
+            f"entries: it is {width.copied}"
+        )
 
 
 def plan_neurons(

@@ -25,7 +25,7 @@ from ..structure.solving import shapes_in, sizes_from_shapes
 from ..structure.widths import Width, Widths
 from .optimizer_state import Optimizers
 from .plan import Plan, Surgery
-from .planning import plan_edits, plan_shrinkage
+from .planning import check_copies, plan_edits, plan_shrinkage
 
 
 def resize(
@@ -188,6 +188,7 @@ def _plan_of_width(model: nn.Module, width: Width, size: int, generator: torch.G
         raise ValueError(f"{width.name} has {width.size} neurons and cannot be resized to {size}: {width.fixed}")
     if size < width.size:
         return plan_shrinkage(model, width, range(size, width.size))
+    check_copies(width, size - width.size)
     with ordinary_tensors(), torch.no_grad():
         tensors = named_tensors(unwrapped(model))
         edits = width.structure.edits(width.atom, size - width.size, tensors, generator)

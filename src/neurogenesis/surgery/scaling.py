@@ -19,15 +19,15 @@ def held_values(model: nn.Module) -> defaultdict[str, Held]:
     return _HELD[model]
 
 
-def restored(new: Tensor, old: Tensor, held: Held) -> Tensor:
+def restored(new: Tensor, old: Tensor, held: Held, shift: float = 0.0) -> Tensor:
     """The tensor that was held before if `new`, which was made of `old` by scaling it, equals it up to rounding.
 
-    What `held` has is forgotten once the values have changed otherwise, as in training.
+    A shift has been added before, and subtracted after scaling. What `held` has is forgotten once the values have changed otherwise, as in training.
     """
     if not any(_same(old, each) for each in held):
         held[:] = [old.detach().clone()]
     for each in held:
-        if each.shape == new.shape and torch.allclose(new, each, rtol=_units(new), atol=0):
+        if each.shape == new.shape and torch.allclose(new + shift, each + shift, rtol=_units(new), atol=0):
             return each.clone()
     held.append(new.detach().clone())
     return new
