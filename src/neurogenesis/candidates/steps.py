@@ -34,13 +34,8 @@ class Look(NamedTuple):
 
 
 def windows_after(looks: Sequence[Look], processes: Processes) -> list[Window]:
-    """The windows after a step, with copies of the passes that wait.
-
-    One process takes one width after the other, which needs less memory. Several take all at once, since an exchange
-    serves them all.
-    """
-    groups = [[look] for look in looks] if processes is ALONE else [looks] if looks else []
-    return [window for group in groups for window in _windows_after(group, processes)]
+    """The windows after a step, with copies of the passes that wait."""
+    return [window for group in processes.at_once(looks) for window in _windows_after(group, processes)]
 
 
 def _windows_after(looks: Sequence[Look], processes: Processes) -> list[Window]:

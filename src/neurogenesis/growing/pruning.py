@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..explained import Moments, Remaining, Unfolded, total_loss
+from ..passes.inputs import Inputs
 from ..passes.measurements import Measurement
 from ..passes.quotas import Quota
 from ..passes.replay import ModelCall
@@ -165,7 +166,7 @@ def _measurable(
 
 def _on(model: nn.Module, call: ModelCall) -> Measurement:
     """The model on the inputs of one call."""
-    return Measurement(model, [call], Quota(call.samples))
+    return Measurement(model, Inputs([call]), Quota(call.samples))
 
 
 def _measured(

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from ..structure.widths import Width
-from .measurements import Measurement, interleaved, positions_in
+from .inputs import Inputs, inputs_of
+from .measurements import Measurement, positions_in
 from .processes import ALONE, Processes
 from .quotas import Quota, Rows
 from .replay import ModelCall
@@ -29,7 +30,7 @@ class Buffer:
         self.quota = Quota(limit)
         self.processes = ALONE  # that train the model together
         self.calls: list[ModelCall] = []
-        self.saved_by: int | None = None  # the process that saved the calls, if they were loaded, until `join`
+        self._saved_by: int | None = None  # the process that saved the calls, if they were loaded
         self.passes = 0  # number of calls in the process that has the most, at the latest measurement
         self.inputs_overwritten = False  # whether the model or the caller writes into the inputs
         self._modes: list[tuple[nn.Module, bool]] = []
@@ -57,18 +58,22 @@ class Buffer:
     def join(self, processes: Processes) -> None:
         """Measure on the inputs of all processes from now on."""
         self.processes = processes
-        if self.saved_by not in (None, processes.rank):
-            self.calls.clear()  # they were saved by another process, which has them
-        self.saved_by = None
+        self._keep_own()
+
+    def _keep_own(self) -> None:
+        """Drop calls that were saved by another process, which has them."""
+        if not self.processes.take_over(self._saved_by):
+            self.calls.clear()
+            self._saved_by = self.processes.rank
 
     @property
     def known(self) -> bool:
         """Whether the other processes know the shapes of the inputs, because they are as at the latest exchange."""
-        return self.processes is ALONE or self.processes.know(self.calls)
+        return self.processes.know(self.calls)
 
     def measurement(self, names: Sequence[str] = ()) -> Measurement:
         """The current model on the inputs of this process; the widths in `names` are measured together."""
-        return Measurement(self.model, tuple(self.calls), self.quota, self._modes, names, self.inputs_overwritten)
+        return self._on(Inputs(tuple(self.calls)), names)
 
     def shared_measurement(self, names: Sequence[str] = (), known: bool | None = None) -> Measurement:
         """The current model on the inputs of all processes, which tell each other of them.
@@ -77,12 +82,12 @@ class Buffer:
             names: the widths to measure together.
             known: whether the inputs of all processes are `known`; if None, the processes tell each other.
         """
-        result = self.measurement(names)
-        if self.processes is not ALONE:
-            of_all = interleaved(self.processes.described_calls(self.calls, known))
-            result = replace(result, processes=self.processes, of_all=of_all)
-        self.passes = result.passes
-        return result
+        inputs = inputs_of(tuple(self.calls), self.processes, known)
+        self.passes = inputs.passes
+        return self._on(inputs, names)
+
+    def _on(self, inputs: Inputs, names: Sequence[str]) -> Measurement:
+        return Measurement(self.model, inputs, self.quota, self._modes, names, self.inputs_overwritten)
 
     @property
     def latest(self) -> ModelCall | None:
@@ -108,12 +113,11 @@ class Buffer:
     def state(self) -> dict[str, Any]:
         return {
             "calls": [call.saved for call in self.calls if call.intact],
-            "rank": self.processes.rank if self.saved_by is None else self.saved_by,
+            "rank": self.processes.rank if self._saved_by is None else self._saved_by,
             "passes": self.passes,
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.calls[:] = [ModelCall.from_parts(*call) for call in state["calls"]]
-        self.saved_by, self.passes = state.get("rank", 0), state.get("passes", len(self.calls))
-        if self.processes is not ALONE:
-            self.join(self.processes)
+        self._saved_by, self.passes = state.get("rank", 0), state.get("passes", len(self.calls))
+        self._keep_own()

@@ -22,6 +22,8 @@ from torch.utils._pytree import tree_map_only
 from .meeting import Meeting
 from .replay import ModelCall
 
+Item = TypeVar("Item")
+
 
 @dataclass(frozen=True)
 class _Place:
@@ -154,7 +156,17 @@ class Processes:
 
     def know(self, own: Sequence[ModelCall]) -> bool:
         """Whether other processes know the calls of this one, but for the content of tensors."""
-        return _key(own) in self._described
+        return self.group is None or _key(own) in self._described
+
+    def take_over(self, rank: int | None) -> bool:
+        """Whether this process goes on with what the one of that number has saved; a single one does in any case."""
+        return self.group is None or rank in (None, self.rank)
+
+    def at_once(self, items: Sequence[Item]) -> list[Sequence[Item]]:
+        """Parts of some work: one for several processes, since an exchange serves all; else small, to save memory."""
+        if self.group is None:
+            return [[item] for item in items]
+        return [items] if items else []
 
     def tensors(self, own: Sequence[Tensor]) -> list[list[Tensor]]:
         """Copies of the tensors of each process, which may differ in number, shapes and types."""
