@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import neurogenesis as ng
 from neurogenesis.candidates.bridge import Bridge, Kernel, Pooling
 from tests import oracles
+from tests.cases import CASES
 
 # A sequential model, its input, the producer's index, and whether B is exact up to the border.
 SHAPES: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...], bool]] = {
@@ -136,3 +137,37 @@ def test_what_mixes_positions_is_refused(between: nn.Module) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 1), between, ng.nn.ReLU(), nn.Conv2d(3, 2, 2))
     with pytest.raises(ValueError, match=r"mixes positions|derivative 0"):
         ng.Grower(model, torch.optim.SGD(model.parameters(), lr=0.1), "gradmax", example=torch.randn(2, 2, 10, 10))
+
+
+REFUSED = {
+    "instance_norm": ("0", "an operation between producer and consumer mixes positions"),
+    "depthwise": ("0", "an operation between producer and consumer mixes positions"),
+    "embedding": ("hidden", "positions are mixed between hidden and head"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_need_gives_the_reasons_of_strategies_with_a_bridge(name: str) -> None:
+    width, reason = REFUSED[name]
+    case = next(each for each in CASES if each.name == name)
+    for strategy in ("need", "gradmax"):
+        model = case.make()
+        with pytest.raises(ValueError, match=f"{width}: {reason}"):
+            ng.Grower(
+                model, torch.optim.SGD(model.parameters(), lr=0.1), strategy, include=[width], example=case.example
+            )
+
+
+@pytest.mark.parametrize(
+    "between", [nn.AdaptiveAvgPool2d(4), nn.Upsample(scale_factor=2)], ids=lambda m: type(m).__name__
+)
+def test_need_watches_irregular_windows_which_have_no_bridge(between: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(), between, nn.Conv2d(3, 2, 2))
+    example = torch.randn(2, 2, 10, 10)
+    grower = ng.Grower(model, torch.optim.SGD(model.parameters(), lr=0.1), "need", example=example)
+    model(example).sum().backward()
+    (layer,) = grower.layers
+    assert layer.bridge is None
+    fan_ins = layer.random_fan_ins(4, torch.Generator().manual_seed(0))
+    ((found,),) = layer.passes_with(fan_ins)
+    torch.testing.assert_close(found.h, between(F.conv2d(example, fan_ins[0].squeeze(1)).relu()))

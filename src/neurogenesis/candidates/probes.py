@@ -23,34 +23,49 @@ from .grown import grown_tensors
 
 def find_bridge(model: nn.Module, width: Width, route: Route, call: ModelCall) -> Bridge | str:
     """Bridge of a width, or the reason it has none."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    producer, consumer = modules[route.producer.module], modules[route.consumer.module]
-    for axis in (route.producer, route.consumer):
-        problem = why_unsupported(model, axis)
-        if problem:
-            return problem
-    if route.producer.per_neuron > 1:
-        return f"each neuron has several rows in {route.producer.module}"
-    probe = run_probe(model, width, route, call)
+    probe = _followed(model, width, route, call)
     if isinstance(probe, str):
         return probe
+    producer, consumer = (model.get_submodule(axis.module) for axis in (route.producer, route.consumer))
     if not isinstance(producer, _ConvNd):
-        if probe.before.movedim(1, -1).shape[:-1] != probe.after_shape[:-1] or isinstance(consumer, _ConvNd):
-            return f"positions are mixed between {route.producer.module} and {route.consumer.module}"
         return Bridge()
-    kernels = _kernels(producer)
     if isinstance(consumer, _ConvNd):
         grid: tuple[int, ...] | None = tuple(probe.after_shape[2:])
         consumed = _kernels(consumer)
-    elif len(probe.after_shape) == 2:  # a flattened image: a kernel of the same size
+    else:  # a flattened image: a kernel of the same size
         grid = probe.grid()
         consumed = tuple(Kernel(length, 1, 0, 1) for length in grid or ())
-    else:
-        return f"{route.consumer.module} is applied to each position of {route.producer.module} separately"
     pooling = probe.pooling(grid)
-    if isinstance(pooling, str):
-        return pooling
-    return Bridge(kernels, pooling, consumed)
+    return pooling if isinstance(pooling, str) else Bridge(_kernels(producer), pooling, consumed)
+
+
+def why_positions_mix(model: nn.Module, width: Width, route: Route, call: ModelCall) -> str | None:
+    """Why an output of the producer cannot be followed to the consumer; None if it can, with or without a bridge."""
+    probe = _followed(model, width, route, call)
+    if isinstance(probe, str):
+        return probe
+    dense = not isinstance(model.get_submodule(route.producer.module), _ConvNd)
+    return None if dense or probe.keeps_positions else _MIXED
+
+
+def _followed(model: nn.Module, width: Width, route: Route, call: ModelCall) -> Probe | str:
+    """A probe that keeps its positions as far as shapes tell, or the reason there is none."""
+    producer, consumer = route.producer.module, route.consumer.module
+    for axis in (route.producer, route.consumer):
+        if problem := why_unsupported(model, axis):
+            return problem
+    if route.producer.per_neuron > 1:
+        return f"each neuron has several rows in {producer}"
+    probe = run_probe(model, width, route, call)
+    if isinstance(probe, str):
+        return probe
+    to_image = isinstance(model.get_submodule(consumer), _ConvNd)
+    if isinstance(model.get_submodule(producer), _ConvNd):
+        if not to_image and len(probe.after_shape) != 2:
+            return f"{consumer} is applied to each position of {producer} separately"
+    elif to_image or probe.before.movedim(1, -1).shape[:-1] != probe.after_shape[:-1]:
+        return f"positions are mixed between {producer} and {consumer}"
+    return probe
 
 
 def why_unsupported(model: nn.Module, axis: Axis) -> str | None:
@@ -103,6 +118,12 @@ class Probe:
         """Whether a neuron that is 0 in the producer's output is 0 in the consumer's input."""
         return not bool(self.after[:, 0].any())
 
+    @property
+    def keeps_positions(self) -> bool:
+        """Whether positions in the middle of the consumer's input are means of ranges of the producer's outputs."""
+        middle, count = self.after.shape[2] // 2, self.after.shape[2]
+        return any(self._support(place) is not None for place in range(middle, min(count, middle + _MIDDLE)))
+
     def grid(self) -> tuple[int, ...] | None:
         """Shape of the image whose flattened positions the consumer gets; None if they are not an image."""
         if self.after.shape[2] > _MAX_POSITIONS:
@@ -117,9 +138,8 @@ class Probe:
 
     def pooling(self, grid: Sequence[int] | None) -> tuple[Pooling, ...] | str:
         """Pooling along each dimension, which must be the same at all positions except the border; or the problem."""
-        irregular = "an operation between producer and consumer mixes positions"
         if grid is None or torch.Size(grid).numel() != self.after.shape[2]:
-            return irregular
+            return _MIXED
         result = []
         for dim, length in enumerate(grid):
             supports: list[tuple[int, int]] = []
@@ -128,16 +148,16 @@ class Probe:
                 at[dim] = place
                 support = self._support(_flat_index(at, grid))
                 if support is None and 0 < place < length - 1:
-                    return irregular
+                    return _MIXED
                 supports.append((0, 0) if support is None else support[dim])
             middle = max(0, min(length // 2, length - 2))
             pooling = pooling_from(supports[middle : middle + 2], middle)
             for place, (start, stop) in list(enumerate(supports))[1:-1]:
                 first = pooling.stride * place + pooling.offset
                 if (start, stop) != (first, first + pooling.window):
-                    return irregular
+                    return _MIXED
             if pooling.stride < 1 or pooling.window < 1:
-                return irregular
+                return _MIXED
             result.append(pooling)
         return tuple(result)
 
@@ -160,6 +180,8 @@ class Probe:
         return torch.zeros_like(self.before[:, neuron]) if gradient is None else gradient[:, neuron]
 
 
+_MIXED = "an operation between producer and consumer mixes positions"
+_MIDDLE = 8  # positions, of which some are not at the border of the image
 _MAX_POSITIONS = 1024  # of a flattened image, because each takes a backward pass
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..candidates.bridge import Bridge
-from ..candidates.probes import find_bridge, run_probe, why_unsupported
+from ..candidates.probes import find_bridge, run_probe, why_positions_mix, why_unsupported
 from ..layer import Layer
 from ..passes.buffers import Buffer
 from ..passes.replay import ModelCall
@@ -106,12 +106,14 @@ def make_layers(
         found, call = routes.get(width.name, (None, calls[0]))
         route = None if isinstance(found, str) else found
         problem = found if isinstance(found, str) and strategy.needs else None
-        followed: Bridge | str | None = None  # whether positions can be told apart from producer to consumer
+        bridge, records = None, False
         problem = why_no_stream(strategy, width) or problem
         if route is not None and problem is None and strategy.uses & _GRADIENTS:
-            followed = find_bridge(model, width, route, call)
-            if isinstance(followed, str) and strategy.needs & _GRADIENTS:
-                problem = followed
+            find = find_bridge if "gradients" in strategy.uses else why_positions_mix
+            bridge = find(model, width, route, call)
+            records = not isinstance(bridge, str)
+            if isinstance(bridge, str) and strategy.needs & _GRADIENTS:
+                problem = bridge
             needed = route.others if "fan-out gradients" in strategy.uses else ()
             others = tuple(other for other in needed if why_unsupported(model, other.consumer) is None)
             route = replace(route, others=others)
@@ -126,8 +128,8 @@ def make_layers(
             width,
             route,
             convolutional_network=convolutional,
-            records_gradients=isinstance(followed, Bridge),
-            bridge=followed if isinstance(followed, Bridge) and "gradients" in strategy.uses else None,
+            records_gradients=records,
+            bridge=bridge if isinstance(bridge, Bridge) else None,
             buffer=buffer,
             example=call,
         )
