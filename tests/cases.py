@@ -441,8 +441,10 @@ class written_flattening(nn.Module):
         return self.fc2(self.fc1(x.view(-1, 64)).relu())
 
 
-@case(randn(2, 5, 4), {"embed": 6}, {"rnn.weight_ih_l0": "gates"})
+@case(randn(2, 5, 4), {"embed": 6, "mix": 4, "rnn": 4})
 class recurrent(nn.Module):
+    """Three gates of 4 rows each, on inputs that are as wide."""
+
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.mix = nn.Linear(4, 6), nn.Linear(6, 4)
@@ -452,20 +454,69 @@ class recurrent(nn.Module):
         return self.head(self.rnn(self.mix(self.embed(x).relu()))[0][:, -1])
 
 
-GATES = "tied to the gates and the state of the recurrent layer rnn (LSTM)"
-
-
-@case(randn(2, 5, 4), {"embed": 6, "mix": 7}, {"rnn.weight_ih_l0": GATES, "rnn.weight_ih_l1": GATES, "head": OUT})
+@case(randn(2, 4, 4), {"embed": 5, "rnn": 3, "mix": 7}, {"head": OUT})
 class long_short_term_memory(nn.Module):
+    """Two layers of two directions, which share one size."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.squeeze = nn.Linear(4, 6), nn.Linear(6, 4)
-        self.rnn = nn.LSTM(4, 3, batch_first=True, num_layers=2, bidirectional=True)
+        self.embed = nn.Linear(4, 5)
+        self.rnn = nn.LSTM(5, 3, batch_first=True, num_layers=2, bidirectional=True)
         self.mix, self.head = nn.Linear(6, 7), nn.Linear(7, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.rnn(self.squeeze(self.embed(x).relu()))
+        states, _ = self.rnn(self.embed(x).relu())
         return self.head(self.mix(states[:, -1]).relu())
+
+
+@case(randn(4, 2, 3), {"rnn": 8, "rnn#2": 3}, {"head": OUT, "input of rnn": IN})
+class projected_memory(nn.Module):
+    """The states of the cells, and what is projected of them; the next layer reads the last states of both layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(3, 8, proj_size=3, num_layers=2, bias=False), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, (states, _) = self.rnn(x)
+        return self.head(states.transpose(0, 1).flatten(1))
+
+
+@case(randn(4, 3, 2), {"embed": 5, "rnn": 3}, {"head": OUT})
+class packed_sequences(nn.Module):
+    """Sequences of different lengths, and an initial state with a size of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.rnn, self.head = nn.Linear(2, 5), nn.GRU(5, 3, bidirectional=True), nn.Linear(6, 2)
+        self.size = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.utils.rnn.pack_padded_sequence(self.embed(x).relu(), torch.tensor([4, 2, 3]), enforce_sorted=False)
+        states, _ = self.rnn(x, torch.zeros(2, 3, self.size, dtype=x.data.dtype))
+        return self.head(nn.utils.rnn.pad_packed_sequence(states)[0])
+
+
+@case(randn(3, 2, 4), {"first": 6, "embed": 5, "encode": 4, "start": 4}, {"head": OUT})
+class recurrent_cells(nn.Module):
+    """Cells that are called for each step; the first state of one is learned, that of another is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.encode = nn.Linear(4, 5), nn.LSTMCell(5, 4)
+        self.start, self.decode = nn.Linear(4, 4), nn.GRUCell(4, 4)
+        self.first, self.last = nn.Parameter(randn(1, 6)), nn.RNNCell(4, 6)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = None
+        for each in x:
+            state = self.encode(self.embed(each).relu(), state)
+        middle, last = self.start(state[0]).tanh(), self.first.expand(x.shape[1], -1)
+        for _ in x:
+            middle = self.decode(state[0], middle)
+            last = self.last(middle, last)
+        return self.head(last)
 
 
 @case(randn(3, 4), {"b": 5}, {"a": f"{OUT}, as the model returns what b reads", "c": OUT, "input of a": IN})

@@ -21,7 +21,8 @@ def test_every_growable_width_is_reduced_and_the_model_runs(case: Case) -> None:
     torch.manual_seed(0)
     model = case.make()
     sizes = ng.narrow(model, case.example, 2, exclude=(), **case.options)
-    assert sizes == {name: min(size, 2) for name, size in case.growable.items()}
+    smallest = {name: min(size, 2) for name, size in case.growable.items()}
+    assert sizes == smallest | ({"rnn": 3} if case.name == "projected_memory" else {})  # more than are projected
     for training in (False, True):
         outputs_of(model, case.example, training)
     found = ng.widths(model, case.example, **case.options)

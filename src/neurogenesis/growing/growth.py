@@ -36,7 +36,9 @@ def request(layer: Layer, decision: Decision, round_to: int) -> Request:
     if layer.width.copied is not None:
         count = decision.count // multiple * multiple
     else:
-        count = rounded_up(decision.count, layer.size, multiple, layer.maximum) if decision.count > 0 else 0
+        limits = [limit for limit in (layer.maximum, layer.width.ceiling) if limit is not None]
+        maximum = min(limits, default=None)
+        count = rounded_up(decision.count, layer.size, multiple, maximum) if decision.count > 0 else 0
     return Request(layer, decision, max(0, count))
 
 

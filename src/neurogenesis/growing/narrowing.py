@@ -81,8 +81,8 @@ def narrow(
     with ordinary_tensors(), torch.no_grad():
         before = {name: tensor.shape for name, tensor in named_tensors(model).items()}
         with Surgery(model, optimizer) as surgery:
-            for width in chosen:
-                target = _target(width, size)
+            for width in sorted(chosen, key=lambda width: width.ceiling is None):  # those that bound others first
+                target = max(width.floor, _target(width, size))
                 if target < width.size:
                     surgery.apply(_for_new_weights(plan_shrinkage(model, width, range(target, width.size))))
         parameters = dict(model.named_parameters())

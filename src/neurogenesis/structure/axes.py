@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from .edits import Average, Copies, Edit, Scale
 from .fills import COPY, MEAN, ONE, RANDOM, RMS, ZERO, FanIn, Fill, new_values
 from .labels import Attribute, AttributeValue
 from .reasons import Reason
+from .recurrent import Bound, bounds_of
 from .rules import Axes, Counted, Role
 from .terms import (
     Atom,
@@ -86,10 +88,13 @@ def layer_of(tensor: str) -> str:
     if ".parametrizations." in f".{path}":
         path, _, name = f".{path}".partition(".parametrizations.")
         path = path.removeprefix(".")
-    return path if name in _LAYER_TENSORS and path else tensor
+    return path if path and _LAYER_TENSORS.fullmatch(name) else tensor
 
 
-_LAYER_TENSORS = ("weight", "bias", "running_mean", "running_var", "weight_g", "weight_v")
+_LAYER_TENSORS = re.compile(
+    r"weight|bias|running_mean|running_var|weight_g|weight_v"
+    r"|(weight|bias)_(ih|hh|hr)(_l\d+(_reverse)?)?"  # of recurrent layers
+)
 
 
 class Structure:
@@ -181,6 +186,15 @@ class Structure:
     def counts(self) -> dict[Atom, Counted]:
         """What atoms count that do not count neurons; valid once all axes are unified."""
         return {atom: what for term, what in self.counted for atom in leaves(term)}
+
+    @cached_property
+    def bounds(self) -> list[Bound]:
+        """Sizes that must stay below others; valid once all axes are unified."""
+        return bounds_of(self.attributes)
+
+    def out_of_bounds(self, sizes: Sizes) -> str | None:
+        """What is wrong if atoms have other sizes; None if nothing is."""
+        return next((why for bound in self.bounds if (why := bound.obstacle(sizes)) is not None), None)
 
     @cached_property
     def places(self) -> dict[Atom, list[tuple[str, int]]]:

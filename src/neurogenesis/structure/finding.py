@@ -118,7 +118,7 @@ def find_widths(
         _warn(f"the example does not use {names}: widths there cannot be found; if other inputs do, {remedy}")
     fix_modules(model, axes)
     fix_parametrized(model, axes)
-    fix_shared(named_tensors(model), axes)
+    fix_shared(model, axes)
     fix_by_role(structure, parameters)
     for extension in extensions(model):
         extension.limit(model, structure)

@@ -63,7 +63,7 @@ class Frame:
     path: str
     operations: int = 0
     opaque: bool = False  # a rule describes the whole module
-    fused: bool = False  # whether the kernels of oneDNN were on, which run an LSTM as one operation
+    kernels: tuple[bool, bool] | None = None  # whether those that run a recurrent layer as one operation were on
 
     @property
     def where(self) -> str:

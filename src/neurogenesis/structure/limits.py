@@ -6,19 +6,18 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from fnmatch import fnmatchcase
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrizations import _Orthogonal, _SpectralNorm
 
-from .axes import Structure, common_row, is_binary, layer_of
+from .axes import Structure, common_row, is_binary, layer_of, named_tensors
 from .fills import ZERO, Fill
-from .memory import shared_memory, shared_memory_error
+from .memory import blocks_of, shared_memory, shared_memory_error
 from .reasons import Kind, Reason
 from .rules import Axes, Role
 from .terms import Atom, Product, Term, fix, leaves, resolve, unify
 
 _FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str, Kind]] = [
-    ((nn.RNNBase, nn.RNNCellBase), "tied to the gates and the state of the recurrent layer {}", Kind.RECURRENT),
     (
         (nn.MultiheadAttention,),
         "tied to the head count of {}, which splits one embedding size for query, key and value",
@@ -44,9 +43,9 @@ def fix_parametrized(model: nn.Module, axes: Mapping[str, Axes]) -> None:
                 fix(term, Reason(text, Kind.PARAMETRIZED))
 
 
-def fix_shared(tensors: Mapping[str, Tensor], axes: Mapping[str, Axes]) -> None:
+def fix_shared(model: nn.Module, axes: Mapping[str, Axes]) -> None:
     """Fix tensors that share memory without being the same object."""
-    for name, other in shared_memory(tensors).items():
+    for name, other in shared_memory(named_tensors(model), blocks_of(model)).items():
         for term in axes[name]:
             fix(term, Reason(shared_memory_error(name, other), Kind.SHARED_MEMORY))
 

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
-def shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def shared_memory(tensors: Mapping[str, Tensor], blocks: Mapping[str, str] | None = None) -> dict[str, str]:
     """Map each tensor that shares memory with another one to that other tensor.
 
     Parameters count as sharing if they are slices of one storage, as with optimizers that flatten parameters: the
-    flat tensor would no longer alias them. Buffers count only if they overlap.
+    flat tensor would no longer alias them. Buffers count only if they overlap, and so do parameters of one of `blocks`.
     """
     found: dict[str, str] = {}
-    for a, b in [*_overlapping(tensors), *_same_storage(tensors)]:
+    for a, b in [*_overlapping(tensors), *_same_storage(tensors, blocks or {})]:
         found.setdefault(a, b)
         found.setdefault(b, a)
     return found
@@ -33,13 +33,23 @@ def _overlapping(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
             last = extent
 
 
-def _same_storage(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    first: dict[tuple[str, int], str] = {}
+def _same_storage(tensors: Mapping[str, Tensor], blocks: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    together: dict[tuple[str, int], list[str]] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, nn.Parameter) and _has_memory(tensor):
-            other = first.setdefault((str(tensor.device), tensor.untyped_storage().data_ptr()), name)
-            if other != name:
-                yield name, other
+            together.setdefault((str(tensor.device), tensor.untyped_storage().data_ptr()), []).append(name)
+    for first, *others in together.values():
+        if len({blocks.get(name, name) for name in (first, *others)}) > 1:
+            yield from ((name, first) for name in others)
+
+
+def blocks_of(model: nn.Module) -> dict[str, str]:
+    """The recurrent layer that each of its parameters belongs to.
+
+    Kernels on GPUs want them in one block of memory, but take others, too.
+    """
+    layers = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.RNNBase)]
+    return {f"{path}.{name}".lstrip("."): path for path, module in layers for name, _ in module.named_parameters()}
 
 
 def _has_memory(tensor: Tensor) -> bool:

@@ -39,7 +39,6 @@ class Kind(Enum):
     SHARED_MEMORY = 1, "give each parameter its own memory before the optimizer is created"
     PLAIN_TENSOR = 1, "register the tensor with register_buffer, or make it a Parameter"
     ATTENTION = 1, "head sizes and counts are fixed: grow the feed-forward layers of attention blocks instead"
-    RECURRENT = 1, "add a hidden layer before or after the recurrent layer"
     ADAPTER = 0, "use plain LoRA or DoRA with the default init_lora_weights, whose ranks can grow"
     ONLY_BUFFERS = 1, "consume it with a trained layer"
     # These concern one factor of a size rather than the whole width, or are consequences of another reason.

@@ -150,7 +150,13 @@ def _choose_amounts(structure: Structure, grown: Sequence[Atom]) -> dict[Atom, i
                 chosen[atom] = free[0]
     # Add a sixteenth: code that rounds sizes, to multiples of 8 for example, must not round the growth away.
     copied = structure.compensations.copied_atoms
-    return {atom: atom.size if atom in copied else chosen[atom] + atom.size // 16 for atom in grown}
+    amounts = {atom: atom.size if atom in copied else chosen[atom] + atom.size // 16 for atom in grown}
+    for bound in structure.bounds:  # a larger size must stay larger
+        after = {atom: atom.size + amount for atom, amount in amounts.items()}
+        larger = next(leaves(bound.larger.terms[0]))
+        if (missing := -bound.room(after)) > 0 and not larger.fixed:
+            amounts[larger] = amounts.get(larger, 0) + missing
+    return amounts
 
 
 _AMOUNTS = (3, 7, 11, 5, 13, 9)  # odd and distinct, to avoid sizes that match by coincidence

@@ -34,14 +34,13 @@ from .examples import Example, call_model, copied_example, tensors_in
 from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
 from .norms import Norm, output_of
 from .reasons import Kind, Reason
+from .recurrent import attributes_of, restore, without_kernels
 from .rules import Axes, Counted, RuleError, unknown
 from .rules.base import checked, rule_for
 from .rules.registered import is_registered, module_rule
 from .running import internal_run, note_constant_calls, preserved
 from .stored import SizeWatch, Stored, store
 from .terms import Atom, Conflict, Term, fix, size, unify
-
-_ONE_DNN: Any = torch.backends.mkldnn
 
 
 class Rejected(Exception):
@@ -117,10 +116,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forward pre-hook of all modules."""
         path = self.paths.get(module, self.frames[-1].path)
         self.called.add(module)
-        fused = isinstance(module, nn.LSTM) and bool(_ONE_DNN.enabled)
-        self.frames.append(Frame(module, path, opaque=module_rule(module) is not None, fused=fused))
-        if fused:  # without them it runs as operations that have rules
-            _ONE_DNN.enabled = False
+        opaque = module_rule(module) is not None
+        self.frames.append(Frame(module, path, opaque=opaque, kernels=without_kernels(module)))
+        if not opaque:
+            self.attributes += attributes_of(module, path, lambda tensor: self.label(tensor).axes)
         if args and isinstance(args[0], Tensor) and module not in self._reached:
             if self.label(args[0]).static:
                 self._constant_calls[module] += 1
@@ -139,8 +138,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self.frames[-1].opaque and not self._inside_opaque(self.frames[:-1]) and kwargs:
                 self._label_module(module, args, kwargs[0], output)
         finally:
-            if self.frames.pop().fused:
-                _ONE_DNN.enabled = True
+            restore(self.frames.pop().kernels)
 
     def _label_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Label the outputs of a module that has its own rule."""

@@ -79,6 +79,18 @@ class Width:
         return self.structure.compensations.copied_atoms.get(self.atom)
 
     @property
+    def ceiling(self) -> int | None:
+        """The largest size that the present sizes of other widths allow; None if they do not matter."""
+        bounds = [each for each in self.structure.bounds if self.atom in leaves(each.smaller.terms[0])]
+        return min((self.size + each.room() for each in bounds), default=None)
+
+    @property
+    def floor(self) -> int:
+        """The smallest size that the present sizes of other widths allow."""
+        bounds = [each for each in self.structure.bounds if self.atom in leaves(each.larger.terms[0])]
+        return max((self.size - each.room() for each in bounds), default=1)
+
+    @property
     def growable(self) -> bool:
         """Whether the width can grow now."""
         return self.reason is None

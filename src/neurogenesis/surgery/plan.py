@@ -16,8 +16,9 @@ from ..structure.axes import named_tensors, unwrapped
 from ..structure.edits import Average, Change, Edit, Scale, TensorEdit, grouped, total_factor
 from ..structure.extensions import Operation, extensions
 from ..structure.labels import AttributeValue
-from ..structure.memory import shared_memory, shared_memory_error
+from ..structure.memory import blocks_of, shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
+from ..structure.recurrent import flatten_weights
 from ..structure.updates import StructureUpdate
 from ..structure.wrappers import rebuild_reducers
 from .ages import add_hooks, release_memory
@@ -82,7 +83,7 @@ class Plan:
         targets = [model] if ema is None else [model, averaged_model(ema)]
         for target in targets:
             tensors, modules = named_tensors(target), dict(target.named_modules(remove_duplicate=False))
-            shared = shared_memory(tensors)
+            shared = shared_memory(tensors, blocks_of(target))
             changes = self.changes if target is model or self.averaged is None else self.averaged
             touched: dict[str, list[TensorEdit]] = {}
             everything: list[TensorEdit] = [*changes, *self.scales, *self.edits]
@@ -149,6 +150,8 @@ class Surgery:
             for operation in self._applied:
                 operation.commit()
             if self._applied:
+                for model in filter(None, (self.model, self.ema)):
+                    flatten_weights(model)
                 rebuild_reducers(unwrapped(self.model))
             if self.ages and self._grown:
                 for each in self.optimizers:

@@ -46,7 +46,15 @@ def find_growable(
         remedy = "" if why.kind.remedy is None else f": {why.kind.remedy}"
         raise ValueError(f"{found.name} cannot grow: {why}{remedy}")
     check_copies(found, count)
+    check_bounds(found, count)
     return found, count
+
+
+def check_bounds(width: Width, change: int) -> None:
+    """Raise ValueError if a size would no longer be below another one that must be larger."""
+    if (why := width.structure.out_of_bounds({width.atom: width.size + change})) is not None:
+        verb = "grow" if change > 0 else "shrink"
+        raise ValueError(f"{width.name} cannot {verb} by {abs(change)}: {why}: resize the other one first")
 
 
 def check_copies(width: Width, count: int) -> None:
@@ -127,6 +135,7 @@ def plan_shrinkage(
         raise IndexError(f"{found.name} has neurons 0 to {found.size - 1}: {neurons} is out of range")
     if len(chosen) == found.size:
         raise ValueError(f"{found.name}: cannot remove all {found.size} neurons: at least one must remain")
+    check_bounds(found, -len(chosen))
     tensors = named_tensors(model)
     edits = found.structure.edits(found.atom, chosen, tensors, None)
     consumers = {axis.module for axis in found.consumers}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..fills import MEAN, ONE, ZERO, Fill
+from ..fills import MEAN, ONE, SHIFT, ZERO, Fill
 from ..reasons import Kind
-from ..terms import Atom, size
-from .base import cut, dimensions, elementwise, family, rule, unmerge, with_fresh_rest
+from ..terms import Atom, concatenation, size
+from .base import cut, dimensions, elementwise, family, fresh, rule, unmerge, with_fresh_rest
 from .call import Axes, Call
 
 
@@ -138,6 +138,23 @@ def _glu(call: Call) -> list[Axes]:
     call.unify(value, gate)
     x[axis] = value
     return [x]
+
+
+@rule("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
+def _gates(call: Call) -> list[Axes]:
+    """The gates of a recurrent layer on a GPU: blocks of the last axis, one entry of each per neuron."""
+    state = call.axes(call.arguments["cx" if "lstm" in call.name else "hx"])
+    neurons = state[-1]
+    for name in ("input_gates", "hidden_gates", "input_bias", "hidden_bias"):
+        tensor = call.arguments[name]
+        if tensor is None:
+            continue
+        term = call.axes(tensor)[-1]
+        call.unify(term, concatenation([neurons] * (size(term) // size(neurons))))
+        if tensor.ndim == 1:
+            call.role(tensor, 0, "carrier", SHIFT)
+    states = len(call.outputs) - 1  # the last output is for the backward pass
+    return [*([list(state)] * states), fresh(call.outputs[-1].shape)]
 
 
 family(r"\w*batch_norm\w*", _batch_norm)

@@ -6,7 +6,7 @@ import math
 
 from ..reasons import Kind
 from ..terms import Atom, Conflict, concatenation, factor, product, size
-from .base import cut, dimensions, family, fresh, rule, unknown, unmerge
+from .base import cut, dimensions, family, fresh, rule, unknown, unmerge, with_fresh_rest
 from .call import Axes, Call, Rule
 
 
@@ -245,6 +245,14 @@ def _constant_pad(call: Call) -> list[Axes]:
         else:
             x[axis] = concatenation([Atom(before), x[axis], Atom(after)])
     return [x]
+
+
+@rule("_pack_padded_sequence")
+def _pack(call: Call) -> list[Axes]:
+    x = call.axes(call.arguments["input"])
+    for term in x[:2]:
+        call.fix(term, "packed")
+    return with_fresh_rest(call, [Atom(call.outputs[0].shape[0]), *x[2:]])
 
 
 @rule("unfold")
