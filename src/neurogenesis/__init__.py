@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .strategies import Strategy
     from .structure import rules
     from .structure.finding import widths
+    from .structure.interfaces import Interface, Interfaces, interfaces
     from .structure.outputs import internal_outputs
     from .structure.widths import Width, Widths
     from .surgery import ages
@@ -34,6 +35,8 @@ __all__ = [
     "Event",
     "Grower",
     "History",
+    "Interface",
+    "Interfaces",
     "Layer",
     "Neurons",
     "Plan",
@@ -44,6 +47,7 @@ __all__ = [
     "ages",
     "grow",
     "initializations",
+    "interfaces",
     "internal_outputs",
     "load",
     "load_state_dict",
@@ -77,6 +81,7 @@ _HOMES = {
     "strategies": ["Strategy"],
     "structure": ["rules"],
     "structure.finding": ["widths"],
+    "structure.interfaces": ["Interface", "Interfaces", "interfaces"],
     "structure.outputs": ["internal_outputs"],
     "structure.widths": ["Width", "Widths"],
     "surgery": ["ages"],

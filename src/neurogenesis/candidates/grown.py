@@ -88,7 +88,7 @@ def grown_tensors(
         edits.append(Edit(axis.tensor, axis.axis, old.shape[axis.axis], positions, values, axis.role))
     grown = {name: edited(tensors[name].detach(), own) for name, own in grouped(edits).items()}
     modules = dict(model.named_modules(remove_duplicate=False))
-    attributes = width.structure.attribute_changes(width.atom, count)
+    attributes = width.structure.attribute_changes({width.atom: width.size + count})
     return grown, [(modules[path], name, new) for path, name, _, new in attributes]
 
 

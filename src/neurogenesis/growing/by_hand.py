@@ -16,13 +16,16 @@ from ..passes.context import StepContext
 from ..strategies import Strategy
 from ..structure.axes import unwrapped
 from ..structure.examples import Examples, examples_in
+from ..structure.interfaces import Interface, find_interface
 from ..structure.modes import ordinary_tensors
 from ..structure.reasons import Kind
 from ..structure.widths import Width
 from ..surgery.attached import optimizers_of
+from ..surgery.checks import Values
+from ..surgery.interfaces import plan_interface
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Plan
-from ..surgery.planning import Values, find_growable, plan_neurons
+from ..surgery.planning import find_growable, plan_neurons
 from ..surgery.reach import fan_ins_of
 from ..triggers import Static
 from .choosing import as_call, has_convolutions, make_layers, why_no_stream
@@ -30,10 +33,10 @@ from .choosing import as_call, has_convolutions, make_layers, why_no_stream
 
 def plan_growth(
     model: nn.Module,
-    width: str | Width,
+    width: str | Width | Interface,
     count: int,
     *,
-    initialization: str | Initialization | Values = "random",
+    initialization: str | Initialization | Values | float | None = None,
     optimizer: Optimizers = None,
     example: Examples | None = None,
     generator: torch.Generator | None = None,
@@ -42,6 +45,12 @@ def plan_growth(
 ) -> Plan:
     """Plan the growth of a width; takes the same arguments as `grow`."""
     model, allowed = unwrapped(model), {Kind.PARTLY_FROZEN} if frozen else set[Kind]()
+    if (interface := find_interface(model, width, example)) is not None:
+        return plan_interface(model, interface, count, initialization, generator=generator, frozen=frozen)
+    assert not isinstance(width, Interface)
+    initialization = "random" if initialization is None else initialization
+    if isinstance(initialization, float):
+        raise TypeError(f"initialization: {initialization} is the bias of new outputs, and {width} is a width")
     found, count = find_growable(model, width, count, example, allowed)
     fan_ins = fan_ins_of(model, found, found.initial, optimizers_of(model, optimizer)) if margin else {}
     plan = partial(plan_neurons, model, found, generator=generator, fan_ins=fan_ins, allowed=allowed)
@@ -71,10 +80,10 @@ def plan_growth(
 
 def grow(
     model: nn.Module,
-    width: str | Width,
+    width: str | Width | Interface,
     count: int,
     *,
-    initialization: str | Initialization | Values = "random",
+    initialization: str | Initialization | Values | float | None = None,
     optimizer: Optimizers = None,
     ema: nn.Module | None = None,
     example: Examples | None = None,
@@ -87,12 +96,14 @@ def grow(
 
     Args:
         model: the model, changed in place; its parameters remain the same objects.
-        width: a width of `widths(model, example)`, or its name.
+        width: a width of `widths(model, example)`, or its name; or one of `interfaces(model, example)`, such as
+            ``"output of classifier"``, ``"vocabulary of embedding"`` or ``"input of stem"``.
         count: number of neurons to add.
         initialization: as in a `Strategy`: "random" (random fan-in, zero bias, zero fan-out) or another name or object
             of `neurogenesis.initializations`, or a function ``(layer, count, generator) -> Neurons``. Or the new values
             themselves, ``{parameter name: tensor}``, stacked along the axis that grows; missing ones are as with
-            "random".
+            "random", the default. For an interface: "mean" of the present rows, the default, "zero", "random", or a
+            number, the bias of new outputs whose weights are zero; columns of new features are zero by default.
         optimizer: the optimizers that train the model; their state grows too. By default those of the `Grower` that is
             attached to the model.
         ema: an averaged copy of the model such as `torch.optim.swa_utils.AveragedModel`; it grows too. By default that

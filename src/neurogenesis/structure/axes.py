@@ -375,9 +375,9 @@ class Structure:
         values += [(each.module, each.name, each.value(sizes)) for each in self.attributes]
         return values if model is None else values + self.compensations.attribute_values(model, sizes)
 
-    def attribute_changes(self, atom: Atom, change: int) -> list[tuple[str, str, AttributeValue, AttributeValue]]:
-        """Attributes that `change` more neurons of a width alter: module path, name, old and new value."""
-        pairs = zip(self.attribute_values(), self.attribute_values({atom: atom.size + change}), strict=True)
+    def attribute_changes(self, sizes: Sizes) -> list[tuple[str, str, AttributeValue, AttributeValue]]:
+        """Attributes that other sizes of widths alter: module path, name, old and new value."""
+        pairs = zip(self.attribute_values(), self.attribute_values(sizes), strict=True)
         return list(dict.fromkeys((path, name, old, new) for (path, name, old), (_, _, new) in pairs if old != new))
 
     def parameters_with(self, model: nn.Module, sizes: Sizes) -> int:

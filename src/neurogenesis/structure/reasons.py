@@ -17,8 +17,15 @@ class Kind(Enum):
         member._value_ = len(cls.__members__)  # distinct values: enum members with equal values would be aliases
         return member
 
-    INPUT = 0, "sizes of inputs and outputs are fixed: put a hidden layer between input and output"
+    INPUT = (
+        0,
+        (
+            "growers leave sizes of inputs and outputs alone: grow them by hand, under their names in "
+            "neurogenesis.interfaces(model, example), or put a hidden layer between them"
+        ),
+    )
     OUTPUT = 0, INPUT[1]
+    TOKENS = 1, INPUT[1]
     # Sizes of inputs and outputs that hidden layers have, too.
     JOINED = 0, "let a layer read the model's input before it is combined with hidden activations"
     RETURNED = 0, "do not return activations that other layers read, or return what a last layer makes of them"

@@ -114,7 +114,7 @@ def _attempt_runs(
             current[name] = edited(current[name], own)
         sizes[atom] = atom.size + amount
     copied_atoms: dict[Atom, Atom] = {}
-    axes = {name: [_copy_term(term, sizes, copied_atoms) for term in terms] for name, terms in structure.axes.items()}
+    axes = {name: [copy_term(term, sizes, copied_atoms) for term in terms] for name, terms in structure.axes.items()}
     attributes = structure.attribute_values(sizes)
     originals = {id(new): old for old, new in copied_atoms.items()}
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -162,14 +162,14 @@ def _choose_amounts(structure: Structure, grown: Sequence[Atom]) -> dict[Atom, i
 _AMOUNTS = (3, 7, 11, 5, 13, 9)  # odd and distinct, to avoid sizes that match by coincidence
 
 
-def _copy_term(term: Term, sizes: Mapping[Atom, int], copied: dict[Atom, Atom]) -> Term:
+def copy_term(term: Term, sizes: Mapping[Atom, int], copied: dict[Atom, Atom]) -> Term:
     """Copy a term with new atoms; atoms that are resized become rigid."""
     term = resolve(term)
     if isinstance(term, Atom):
         return copied.setdefault(term, Atom(size(term, sizes), rigid=term in sizes))
     if isinstance(term, Product):
-        return product(_copy_term(each, sizes, copied) for each in term.factors)
-    return concatenation(_copy_term(each, sizes, copied) for each in term.parts)
+        return product(copy_term(each, sizes, copied) for each in term.factors)
+    return concatenation(copy_term(each, sizes, copied) for each in term.parts)
 
 
 def check_equal_outputs(before: Sequence[Tensor], after: Sequence[Tensor], coarsest: float) -> None:

@@ -79,6 +79,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.called: set[nn.Module] = {model}
         self.by_values = False  # whether the code reads the values of tensors, on which it may branch
         self.labels = WeakTensorKeyDictionary()
+        self.inputs: list[Tensor] = []  # of the model
         self.frames = [Frame(model, "")]
         self.roles: list[RoleRecord] = []
         self.weight_norms: list[NormRecord] = []
@@ -100,6 +101,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             Atom(length, fixed=[Reason("a size of the model's input", Kind.INPUT)]) for length in tensor.shape
         ]
         self.labels[tensor] = Label(axes, False)
+        self.inputs.append(tensor)
 
     def label(self, tensor: Tensor) -> Label:
         """The label of a tensor; a tensor of unknown origin gets fixed axes."""

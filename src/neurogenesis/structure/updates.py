@@ -42,9 +42,9 @@ class StructureUpdate:
         unused = [each for each in live if all(edit.tensor in each.unused for edit in self.edits)]
         live = [each for each in live if each not in unused]
         resized = [(each, _resized(each, self.edits, self.change)) for each in live]
-        reference = next(((each, atom) for each, atom in resized if atom is not None), None)
+        reference = next(((each, atoms) for each, atoms in resized if atoms), None)
         # Compute all parts before resizing any atom: they depend on the current sizes.
-        parts = [None if reference is None else _parts(each, *reference) for each in live]
+        parts = [None if reference is None else _all_parts(each, *reference) for each in live]
         self.resized = [(atom, self.change) for own in parts for atom in own or ()]
         # What no example uses is part of no width: its axes stand for themselves.
         self.resized += [
@@ -95,13 +95,21 @@ def _fits(structure: Structure, edits: Sequence[Edit]) -> bool:
     return all(edit.tensor in axes and size(axes[edit.tensor][edit.axis]) == edit.length for edit in edits)
 
 
-def _resized(structure: Structure, edits: Sequence[Edit], change: int) -> Atom | None:
-    """The atom that the edits resize completely and exclusively, if there is one."""
+def _resized(structure: Structure, edits: Sequence[Edit], change: int) -> list[Atom]:
+    """The atoms that the edits resize completely, and no others; none if there are no such atoms."""
     places = {(edit.tensor, edit.axis): edit for edit in edits}
-    for atom in leaves(structure.axes[edits[0].tensor][edits[0].axis]):
-        if set(structure.places[atom]) == set(places) and _is_resized(structure, atom, places, change):
-            return atom
-    return None
+    found: list[Atom] = []
+    while places:
+        name, axis = next(iter(places))
+        for atom in leaves(structure.axes[name][axis]):
+            own = {place: places[place] for place in structure.places[atom] if place in places}
+            if len(own) == len(structure.places[atom]) and _is_resized(structure, atom, own, change):
+                break
+        else:
+            return []
+        found.append(atom)
+        places = {place: edit for place, edit in places.items() if place not in own}
+    return found
 
 
 def _is_resized(structure: Structure, atom: Atom, places: Mapping[tuple[str, int], Edit], change: int) -> bool:
@@ -119,6 +127,12 @@ def _is_resized(structure: Structure, atom: Atom, places: Mapping[tuple[str, int
         if not torch.equal(expected, edit.positions):
             return False
     return True
+
+
+def _all_parts(structure: Structure, of: Structure, atoms: Sequence[Atom]) -> list[Atom] | None:
+    """The atoms that together make up those of another structure; None if there are none."""
+    parts = [_parts(structure, of, atom) for atom in atoms]
+    return None if any(each is None for each in parts) else [atom for own in parts for atom in own or ()]
 
 
 def _parts(structure: Structure, of: Structure, atom: Atom) -> list[Atom] | None:

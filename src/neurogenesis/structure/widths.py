@@ -253,7 +253,7 @@ class Widths:
     def resizes(self) -> list[tuple[str, int | list[int]]]:
         """Numbers of added neurons or indices of removed ones, as they were resized, in a model with unused layers."""
         names = {width.atom: width.name for width in self if width.fixed is None}
-        return [(names[atom], change) for atom, change in self.structure.resizes]
+        return [(names[atom], change) for atom, change in self.structure.resizes if atom in names]
 
     @resizes.setter
     def resizes(self, saved: Sequence[tuple[str, int | list[int]]]) -> None:

@@ -28,7 +28,7 @@ def resize_late_layers(surgery: Surgery, found: Widths, unused: Container[str], 
     tensors = {name: own.detach() for name, own in named_tensors(surgery.model).items()}
     for atom, change in resizes:
         after = atom.size + (change if isinstance(change, int) else -len(change))
-        attributes = structure.attribute_changes(atom, after - atom.size)
+        attributes = structure.attribute_changes({atom: after})
         late = [edit for edit in structure.edits(atom, change, tensors, generator) if edit.tensor in unused]
         scales = [each for each in structure.scales(atom, after - atom.size) if each.tensor in unused]
         for name, edits in grouped(late).items():

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.edits import Average, Change, Edit, Scale, TensorEdit, grouped, total_factor
 from ..structure.extensions import Operation, extensions
+from ..structure.interfaces import NoteInterfaces
 from ..structure.labels import AttributeValue
 from ..structure.memory import blocks_of, shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
@@ -35,7 +36,8 @@ class Plan:
     """A growth or shrinkage of one width: edits of tensors and module attributes, and changes of existing entries.
 
     `scales` are factors of existing entries that make up for the new size. `averaged` are the changes of an averaged
-    copy of the model, whose weights differ; None if they are the same.
+    copy of the model, whose weights differ; None if they are the same. `interfaces` are the axes of tensors that
+    are resized because the user said so, as they have a size of the model's inputs or outputs.
     Print it to read it, `check` it against a model, and `apply` it. If applying fails, nothing is changed.
     """
 
@@ -48,6 +50,7 @@ class Plan:
     changes: tuple[Change, ...] = ()
     averaged: tuple[Change, ...] | None = None
     scales: tuple[Scale, ...] = ()
+    interfaces: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         verb = "grow" if self.after > self.before else "shrink"
@@ -109,6 +112,7 @@ class Plan:
                 result.append(SetAttribute(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)
         result += [each for target in targets for own in extensions(target) for each in own.follow(target)]
+        result += [NoteInterfaces(target, self.interfaces) for target in targets]
         result += [StructureUpdate(target, self.width, self.edits, self.after - self.before) for target in targets]
         return result
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from operator import index
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +13,15 @@ from ..structure.edits import Change, Edit, edited, grouped
 from ..structure.examples import Examples
 from ..structure.fills import FanIn
 from ..structure.finding import example_for, known_widths, widths
+from ..structure.interfaces import Interface, find_interface
 from ..structure.modes import ordinary_tensors
 from ..structure.reasons import Kind
 from ..structure.updates import belongs
 from ..structure.widths import Width
+from .checks import Values, as_count, as_indices, with_values
+from .interfaces import plan_smaller_interface
 from .optimizer_state import Optimizers
 from .plan import Plan
-
-# New values by parameter name, stacked along the axis that grows; other parameters get their defaults. If a parameter
-# grows along two axes of the same width, use keys of name and axis.
-Values = Mapping[str, Tensor] | Mapping[tuple[str, int], Tensor]
 
 
 def find_growable(
@@ -39,9 +36,7 @@ def find_growable(
     Reasons of the kinds in `allowed` do not count.
     """
     found = _find_width(model, width, example)
-    count = _as_integer(count, found.name, "the number of new neurons")
-    if count < 1:
-        raise ValueError(f"{found.name}: the number of new neurons must be positive, not {count}")
+    count = as_count(count, found.name)
     if (why := found.obstacle(allowed)) is not None:
         remedy = "" if why.kind.remedy is None else f": {why.kind.remedy}"
         raise ValueError(f"{found.name} cannot grow: {why}{remedy}")
@@ -94,7 +89,7 @@ def plan_neurons(
     tensors, given = named_tensors(model), dict(values or {})
     with ordinary_tensors():
         edits = found.structure.edits(found.atom, count, tensors, generator, fan_ins)
-        edits = [_with_values(edit, given) for edit in edits]
+        edits = [with_values(edit, given) for edit in edits]
     known_keys = {key for edit in edits for key in (edit.tensor, (edit.tensor, edit.axis))}
     if unknown := [key for key in given if key not in known_keys]:
         raise ValueError(f"initialization of {found.name}: {unknown} do not belong to this width")
@@ -104,7 +99,7 @@ def plan_neurons(
 
 def plan_shrinkage(
     model: nn.Module,
-    width: str | Width,
+    width: str | Width | Interface,
     neurons: Sequence[int],
     changes: Mapping[str, Tensor] | None = None,
     *,
@@ -115,7 +110,7 @@ def plan_shrinkage(
 
     Args:
         model: the model.
-        width: the width, or its name.
+        width: the width, or its name; or an interface of the model.
         neurons: the indices of the neurons.
         changes: tensors to add to existing parameters of the width, or of layers that consume it, by name; in their
             present shape.
@@ -123,18 +118,13 @@ def plan_shrinkage(
         example: an input of the model, required if its widths are not known.
     """
     model = unwrapped(model)
+    if (interface := find_interface(model, width, example)) is not None:
+        return plan_smaller_interface(model, interface, neurons)
+    assert not isinstance(width, Interface)
     found = _find_width(model, width, example)
     if found.fixed is not None:
         raise ValueError(f"{found.name} cannot shrink: {found.fixed}")
-    if isinstance(neurons, Tensor) and neurons.dtype is torch.bool:
-        raise TypeError(f"{found.name}: expected indices of neurons, not a boolean mask: pass mask.nonzero().flatten()")
-    chosen = sorted({_as_integer(neuron, found.name, "an index") for neuron in neurons})
-    if not chosen:
-        raise ValueError(f"{found.name}: no neurons to remove were given")
-    if chosen[0] < 0 or chosen[-1] >= found.size:
-        raise IndexError(f"{found.name} has neurons 0 to {found.size - 1}: {neurons} is out of range")
-    if len(chosen) == found.size:
-        raise ValueError(f"{found.name}: cannot remove all {found.size} neurons: at least one must remain")
+    chosen = as_indices(neurons, found.name, found.size)
     check_bounds(found, -len(chosen))
     tensors = named_tensors(model)
     edits = found.structure.edits(found.atom, chosen, tensors, None)
@@ -147,7 +137,7 @@ def plan_shrinkage(
 
 def shrink(
     model: nn.Module,
-    width: str | Width,
+    width: str | Width | Interface,
     neurons: Sequence[int],
     *,
     optimizer: Optimizers = None,
@@ -165,10 +155,12 @@ def shrink(
         >>> model[0].weight.shape, model[2].in_features
         (torch.Size([6, 4]), 6)
     """
-    found = _find_width(unwrapped(model), width, example)
+    model = unwrapped(model)
+    interface = find_interface(model, width, example)
+    found = interface or _find_width(model, width, example)  # type: ignore[arg-type]
     if isinstance(neurons, int):
         raise TypeError(f"{found.name}: expected the indices of the neurons to remove, such as [{neurons}] or range(2)")
-    if found.fixed is None and (why := found.structure.held.get(found.atom)) is not None:
+    if isinstance(found, Width) and found.fixed is None and (why := found.structure.held.get(found.atom)) is not None:
         raise ValueError(f"{found.name} cannot shrink: {why}: {why.kind.remedy}")
     plan = plan_shrinkage(model, found, neurons)
     plan.apply(model, optimizer, ema)
@@ -184,27 +176,6 @@ def _find_width(model: nn.Module, width: str | Width, example: Examples | None) 
     if problem is None:
         return width  # even if widths() was called with other ties since
     return widths(model, example_for(example, problem))[width.name]
-
-
-def _as_integer(number: object, width: str, what: str) -> int:
-    if isinstance(number, (bool, str)) or not hasattr(number, "__index__"):
-        raise TypeError(f"{width}: {what} must be an integer, not {number!r}")
-    return index(number)
-
-
-def _with_values(edit: Edit, given: Mapping[Any, Tensor]) -> Edit:
-    values, usual = given.get((edit.tensor, edit.axis), given.get(edit.tensor)), edit.values
-    if values is None:
-        return edit
-    assert usual is not None
-    if values.shape != usual.shape:
-        raise ValueError(
-            f"initialization of {edit.tensor}: expected values of shape {tuple(usual.shape)} for axis "
-            f"{edit.axis}, got {tuple(values.shape)}"
-        )
-    if not values.isfinite().all():
-        raise ValueError(f"initialization of {edit.tensor}: the new values are not all finite")
-    return Edit(edit.tensor, edit.axis, edit.length, edit.positions, values.detach().to(usual), edit.role)
 
 
 def _changes(
@@ -249,7 +220,7 @@ def plan_edits(width: Width, change: int, edits: Sequence[Edit], changes: Sequen
         width.size,
         width.size + change,
         tuple(edits),
-        tuple(structure.attribute_changes(width.atom, change)),
+        tuple(structure.attribute_changes({width.atom: width.size + change})),
         tuple(changes),
         scales=tuple(structure.scales(width.atom, change)),
     )

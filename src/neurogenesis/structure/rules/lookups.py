@@ -16,7 +16,7 @@ from .call import Axes, Call
 def _embedding(call: Call) -> list[Axes]:
     weight, indices = call.arguments["weight"], call.arguments["indices"]
     padding = call.arguments["padding_idx"]
-    call.fix(call.axes(weight)[0], "rows looked up by index")
+    _rows(call, weight, indices)
     # The row of the padding token is zero and gets no gradient, so that it stays zero.
     call.role(weight, 1, "producer", RANDOM if padding < 0 else Fill("random", zero_at=padding))
     call.attribute(weight, "embedding_dim", call.axes(weight)[1])
@@ -26,10 +26,17 @@ def _embedding(call: Call) -> list[Axes]:
 @rule("_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(call: Call) -> list[Axes]:
     weight = call.arguments["weight"]
-    call.fix(call.axes(weight)[0], "rows looked up by index")
+    _rows(call, weight, call.arguments["indices"])
     call.role(weight, 1, "producer", RANDOM)
     call.attribute(weight, "embedding_dim", call.axes(weight)[1])
     return with_fresh_rest(call, [Atom(call.outputs[0].shape[0]), call.axes(weight)[1]])
+
+
+def _rows(call: Call, weight: Tensor, indices: Tensor) -> None:
+    """Fix the rows of an embedding: one for each token, if the model's input decides which are looked up."""
+    kind = Kind.OPERATION if call.is_static(indices) else Kind.TOKENS
+    call.fix(call.axes(weight)[0], "rows looked up by index", kind)
+    call.attribute(weight, "num_embeddings", call.axes(weight)[0])
 
 
 def _looked_up(call: Call, x: Tensor, picked: list[int], indices: list[Tensor]) -> None:
