@@ -13,7 +13,7 @@ import torch
 
 import neurogenesis as ng
 from benchmarks import compile as compiling
-from benchmarks import decisions, fan_outs, newborn, overhead, pruning, selection, surgery
+from benchmarks import decisions, fan_outs, newborn, overhead, pruning, selection, surgery, tables
 from neurogenesis.experiments.data import load
 from neurogenesis.experiments.models import VGG11, vgg11
 
@@ -53,6 +53,14 @@ def test_fan_outs_are_compared_at_the_shape_that_was_grown() -> None:
     found = fan_outs.losses(seed=1, batch=32, steps=80)
     assert list(found) == ["zero", "twins", "shape", "shape-zero"]
     assert len(set(found.values())) == 4 and max(found.values()) < 1
+
+
+def test_the_time_of_a_table_is_that_of_its_whole_training() -> None:
+    found = tables.cost("digits", 2500, seed=1, epochs=30)
+    first, second = map(int, found["widths"].split("-"))
+    assert first > 16 and second > 16
+    assert found["steps"] == 30 and 10 <= found["looks"] < 30
+    assert 1 < found["ratio"] < 20
 
 
 def test_neurons_that_fire_on_no_sample_are_dead() -> None:

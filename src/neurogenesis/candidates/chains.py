@@ -76,6 +76,8 @@ class Chain:
     def _tensors_of(self, module: nn.Module, count: int) -> dict[str, Tensor]:
         """Parameters and buffers of a module for `count` new neurons alone; the other ones are copied."""
         tensors = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        if not (module._parameters or module._buffers):
+            return tensors  # no axis runs through it, as through activation functions
         for axis in self.width.axes:
             if self.model.get_submodule(axis.module) is module:
                 name = axis.tensor.rpartition(".")[2]

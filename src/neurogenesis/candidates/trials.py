@@ -19,6 +19,7 @@ from ..passes.replay import ModelCall, Side, Watch, replay, replays, temporary_a
 from ..passes.routes import Route, select_neurons
 from ..passes.samples import Samples
 from ..structure.axes import Axis
+from ..structure.paths import tensor_at
 from ..structure.running import constant_calls
 from ..structure.widths import Width
 from .chains import Chain, ChainRun
@@ -202,7 +203,7 @@ class Trials:
         passes: list[list[Pass]] = [[] for _ in records]
         by_call: dict[int, list[tuple[int, Pair]]] = {}  # in one run of the model, all consumers without a shortcut
         for number, (record, chain) in enumerate(zip(records, chains, strict=True)):
-            if not self.model.get_parameter(record.route.consumer.tensor).requires_grad:
+            if not tensor_at(self.model, record.route.consumer.tensor).requires_grad:
                 continue
             for pair in (each for each in record.pairs if each.H.numel()):
                 if chain is None or record.route.side == "output":

@@ -32,13 +32,15 @@ class Request:
 
 def request(layer: Layer, decision: Decision, round_to: int) -> Request:
     """The request of a layer whose trigger has decided: a multiple of `round_to`, within the maximum."""
+    if decision.count <= 0:
+        return Request(layer, decision, 0)
     multiple = layer.width.multiple(round_to)
     if layer.width.copied is not None:
         count = decision.count // multiple * multiple
     else:
         limits = [limit for limit in (layer.maximum, layer.width.ceiling) if limit is not None]
         maximum = min(limits, default=None)
-        count = rounded_up(decision.count, layer.size, multiple, maximum) if decision.count > 0 else 0
+        count = rounded_up(decision.count, layer.size, multiple, maximum)
     return Request(layer, decision, max(0, count))
 
 

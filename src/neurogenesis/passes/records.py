@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..structure.axes import Axis
+from ..structure.paths import tensor_at
 from ..structure.widths import Width
 from .processes import ALONE, Processes
 from .replay import ModelCall
@@ -94,13 +95,8 @@ class ConsumerRecord:
     @property
     def shapes(self) -> Shapes:
         """Current shapes of the producer's and the consumer's weight."""
-        producer, consumer = (self._tensor(axis.tensor) for axis in (self.route.producer, self.route.consumer))
+        producer, consumer = (tensor_at(self.model, axis.tensor) for axis in (self.route.producer, self.route.consumer))
         return producer.shape, consumer.shape
-
-    def _tensor(self, name: str) -> Tensor:
-        path, _, own = name.rpartition(".")
-        found: Tensor = getattr(self.model.get_submodule(path), own)  # of a layer that was pruned since, no parameter
-        return found
 
     @property
     def stale(self) -> bool:

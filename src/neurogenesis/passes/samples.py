@@ -42,13 +42,13 @@ def identities(call: ModelCall) -> Tensor | None:
         return None
     items = len(tensors[0])
     mask = call.kwargs.get("attention_mask")
-    total = torch.zeros(items, dtype=torch.int64, device=tensors[0].device)
+    hashes: list[Tensor] = []
     for number, tensor in enumerate(tensors):
         if len(tensor) == items:
             if tensor is not mask and isinstance(mask, Tensor) and tensor.shape == mask.shape:
                 tensor = tensor * mask
-            total = total + _hashed(tensor, number).to(total.device)
-    return mixed(total)
+            hashes.append(_hashed(tensor, number).to(tensors[0].device))
+    return mixed(sum(hashes[1:], hashes[0]))
 
 
 def _hashed(tensor: Tensor, seed: int) -> Tensor:

@@ -18,6 +18,7 @@ from .compensations import Compensations
 from .edits import Average, Copies, Edit, Scale
 from .fills import COPY, MEAN, ONE, RANDOM, RMS, ZERO, FanIn, Fill, new_values
 from .labels import Attribute, AttributeValue
+from .paths import tensor_at
 from .reasons import Reason
 from .recurrent import Bound, bounds_of
 from .rules import Axes, Counted, Role
@@ -327,12 +328,10 @@ class Structure:
         """A parameter or buffer of the model."""
         model = self.model()
         assert model is not None
-        path, _, leaf = name.rpartition(".")
         try:
-            found: Tensor = getattr(model.get_submodule(path), leaf)
+            return tensor_at(model, name)
         except AttributeError:
             raise ValueError(f"{name} no longer exists: the model has changed since its widths were found") from None
-        return found
 
     def is_untrained(self, name: str, axis: int) -> bool:
         """Whether an axis holds untrained values per neuron: one of a buffer or of a frozen carrier.

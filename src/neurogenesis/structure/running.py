@@ -21,15 +21,16 @@ _INTERNAL_RUNS: set[nn.Module] = set()
 @contextmanager
 def internal_run(model: nn.Module) -> Iterator[None]:
     """Mark runs of a model as internal: hooks that record activations ignore them."""
-    outermost = model not in _INTERNAL_RUNS
+    if model in _INTERNAL_RUNS:
+        yield
+        return
     _INTERNAL_RUNS.add(model)
     try:
         with warnings.catch_warnings():  # of reentrant activation checkpointing, which is right only in training passes
             warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
             yield
     finally:
-        if outermost:
-            _INTERNAL_RUNS.discard(model)
+        _INTERNAL_RUNS.discard(model)
 
 
 def is_internal_run(model: nn.Module) -> bool:

@@ -11,6 +11,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.weight_norm import WeightNorm
 
+from .paths import tensor_at
+
 _LENGTHS = {".parametrizations.weight.original1": ".parametrizations.weight.original0", ".weight_v": ".weight_g"}
 
 
@@ -33,9 +35,7 @@ def weight_of(model: nn.Module, tensor: str) -> Tensor:
 
 
 def _tensor(model: nn.Module, name: str) -> Tensor:
-    path, _, leaf = name.rpartition(".")
-    found: Tensor = getattr(model.get_submodule(path), leaf)
-    return found.detach()
+    return tensor_at(model, name).detach()
 
 
 def _layer(tensor: str) -> str:
