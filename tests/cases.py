@@ -703,6 +703,24 @@ class tied_autoencoder(nn.Module):
         return F.linear(self.encode(x).relu(), self.encode.weight.t())
 
 
+@case(randn(4, 2, 6, 6), {"down": 3, "middle": 4, "up": 3, "mix": 5, "wide": 3}, {"head": OUT})
+class u_net(nn.Module):
+    """Transposed convolutions that read and produce, with strides, dilation, and a size that is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.middle = nn.Conv2d(2, 3, 3, stride=2, padding=1), nn.ConvTranspose2d(3, 4, 2, dilation=2)
+        self.up = nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1)
+        self.mix, self.wide = nn.Conv2d(6, 5, 1), nn.ConvTranspose2d(5, 3, (2, 3), (1, 2), output_padding=(0, 1))
+        self.head = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        down = self.down(x).relu()
+        up = self.up(self.middle(down).tanh(), output_size=(10, 10)).relu()
+        x = torch.cat([F.interpolate(down, (10, 10)), up], 1)
+        return self.head(self.wide(self.mix(x).tanh()).relu())
+
+
 @case(randn(2, 2, 6, 6), {}, {"input of encode": TIED})
 class tied_convolutional_autoencoder(nn.Module):
     def __init__(self) -> None:

@@ -186,7 +186,7 @@ def random_passes(
 ) -> list[list[Pass]]:
     """Steps of two passes each, of some samples of a training set whose gradients are along the candidates in part."""
     generator = torch.Generator().manual_seed(seed)
-    positions = (5, 5) if isinstance(consumer, nn.Conv2d) else ()
+    positions = () if isinstance(consumer, nn.Linear) else (5, 5)
 
     def randn(channels: int) -> Tensor:
         return torch.randn(TRAINING_SET, channels, *positions, generator=generator)
@@ -207,6 +207,7 @@ def random_passes(
 CONSUMERS: dict[str, Callable[[], nn.Module]] = {
     "dense": lambda: nn.Linear(4, 6),
     "conv": lambda: nn.Conv2d(4, 6, 3, padding=1),
+    "transposed": lambda: nn.ConvTranspose2d(4, 6, 3, padding=1),
 }
 
 
@@ -269,13 +270,15 @@ def oracle(
                 for of, squares, result in ((r, energy, gradients), (h - means, variance, whole_gradients)):
                     squares += of.reshape(-1, 3).square().mean(0) / sum(len(each.H) for each in passes)
                     layer = copy.deepcopy(consumer).double()
-                    layer.weight = nn.Parameter(torch.zeros(6, 3, *consumer.weight.shape[2:], dtype=torch.float64))
+                    axis = 0 if isinstance(consumer, nn.ConvTranspose2d) else 1  # of inputs
+                    zeros = torch.zeros(3, 6, *consumer.weight.shape[2:], dtype=torch.float64)
+                    layer.weight = nn.Parameter(zeros.movedim(0, axis))
                     (layer(of.movedim(-1, 0)[None]) * D[None] / scale).sum().backward()
-                    result.setdefault(int(sample) % 16, []).append(layer.weight.grad.movedim(1, 0).flatten(1))
+                    result.setdefault(int(sample) % 16, []).append(layer.weight.grad.movedim(axis, 0).flatten(1))
                 seen.add(int(sample))
         energies.append(energy)
         variances.append(variance)
-    positions = 25 if isinstance(consumer, nn.Conv2d) else 1
+    positions = 1 if isinstance(consumer, nn.Linear) else 25
     of_steps = torch.tensor(weights_of_steps or [1.0] * len(steps), dtype=torch.float64)
     energy, variance = (of_steps @ torch.stack(each) for each in (energies, variances))
     whole = plain_statistics(whole_gradients, variance, len(seen), positions)

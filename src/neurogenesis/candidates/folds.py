@@ -6,7 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..passes.samples import FOLDS, folds
 from .rows import row_samples
@@ -55,6 +55,8 @@ def fan_out_gradient(consumer: nn.Module, inputs: Tensor, D: Tensor) -> Tensor:
     if not isinstance(consumer, _ConvNd):
         return inputs.flatten(0, -2).T @ D.flatten(0, -2)
     dims = len(consumer.kernel_size)
+    if isinstance(consumer, _ConvTransposeNd):
+        return _transposed_gradient(consumer, inputs, D)
     weight = D.new_zeros(1).expand(D.shape[-dims - 1], inputs.shape[1], *consumer.kernel_size)
     padding = consumer.padding
     if isinstance(padding, str):
@@ -66,3 +68,19 @@ def fan_out_gradient(consumer: nn.Module, inputs: Tensor, D: Tensor) -> Tensor:
     )  # fmt: skip
     result: Tensor = gradients[1]
     return result.movedim(1, 0).flatten(1)
+
+
+def _transposed_gradient(consumer: _ConvTransposeNd, inputs: Tensor, D: Tensor) -> Tensor:
+    """Same as `fan_out_gradient` for a transposed convolution: that of a convolution of D which returns the inputs.
+
+    What a size asked of the layer, or its `output_padding`, has added to the outputs is read by no window.
+    """
+    dims = len(consumer.kernel_size)
+    D, inputs = (each.reshape(-1, *each.shape[-dims - 1 :]) for each in (D, inputs))
+    weight = D.new_zeros(1).expand(inputs.shape[1], D.shape[1], *consumer.kernel_size)
+    gradients = torch.ops.aten.convolution_backward(
+        inputs, D, weight, None,
+        consumer.stride, consumer.padding, consumer.dilation, False, (0,) * dims, 1, [False, True, False],
+    )  # fmt: skip
+    result: Tensor = gradients[1]
+    return result.flatten(1)

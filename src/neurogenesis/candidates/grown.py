@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..passes.routes import Route
 from ..structure.axes import Axis, named_tensors
@@ -119,6 +119,11 @@ def apply_weights(
     """
     weight = weights.flatten(0, 1).movedim(0, axis.axis)
     bias = None if biases is None else biases.flatten()
+    if isinstance(module, _ConvTransposeNd):
+        transposed: Any = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[weight.ndim - 3]
+        settings: Any = module.stride, module.padding, module.output_padding, 1, module.dilation
+        result: Tensor = transposed(inputs, weight, bias, *settings)
+        return result
     if isinstance(module, _ConvNd):
         convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[weight.ndim - 3]
         return convolve(inputs, weight, bias, module.stride, module.padding, module.dilation)  # type: ignore

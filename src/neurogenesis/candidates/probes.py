@@ -23,6 +23,9 @@ from .grown import grown_tensors
 
 def find_bridge(model: nn.Module, width: Width, route: Route, call: ModelCall) -> Bridge | str:
     """Bridge of a width, or the reason it has none."""
+    for axis in (route.producer, route.consumer):
+        if isinstance(model.get_submodule(axis.module), _ConvTransposeNd):
+            return f"{axis.module} is a transposed convolution"
     probe = _followed(model, width, route, call)
     if isinstance(probe, str):
         return probe
@@ -76,8 +79,6 @@ def why_unsupported(model: nn.Module, axis: Axis) -> str | None:
         return f"{axis.module} is under weight norm, so the gradient of its weight is not that of its parameters"
     if weight.is_complex():
         return f"{axis.module} has complex weights"
-    if isinstance(module, _ConvTransposeNd):
-        return f"{axis.module} is a transposed convolution"
     if isinstance(module, _ConvNd):
         if module.groups > 1:
             return f"{axis.module} is a grouped convolution"

@@ -206,11 +206,12 @@ class Trials:
             if not tensor_at(self.model, record.route.consumer.tensor).requires_grad:
                 continue
             for pair in (each for each in record.pairs if each.H.numel()):
-                if chain is None or record.route.side == "output":
-                    by_call.setdefault(id(pair.call), []).append((number, pair))
-                else:
+                if chain is not None and record.route.side == "input":
                     h = chain.in_call(candidates, pair.H_prev, pair.call, seed)
-                    passes[number].append(Pass(pair.H, h, pair.D, samples.of(pair.call)))
+                    if rows_match(self.model.get_submodule(record.route.consumer.module), pair.H, h):
+                        passes[number].append(Pass(pair.H, h, pair.D, samples.of(pair.call)))
+                        continue  # else the model has asked a transposed convolution for another size
+                by_call.setdefault(id(pair.call), []).append((number, pair))
         for pairs in by_call.values():
             points: Sequence[tuple[Axis, Side]] = [(records[number].route.consumer, "input") for number, _ in pairs]
             first = pairs[0][1]
