@@ -844,3 +844,6 @@ class slotted_output(nn.Module):
     def forward(self, x: Tensor) -> Any:
         features = self.a(x)
         return Output(self.c(self.b(features).relu()), features)
+
+
+import tests.transformer_cases  # noqa: E402, F401  adds its cases

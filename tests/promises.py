@@ -84,15 +84,20 @@ def assert_outputs(model: nn.Module, example: Example, expected: dict[bool, list
         assert change <= tolerance, f"outputs change by {change:.1e}, training={training}"
 
 
+def amount(width: ng.Width, count: int = 3) -> int:
+    """How many neurons a width is grown by: `count`, or as many as there are where only copies of all are possible."""
+    return count if width.copied is None else width.size
+
+
 def check_growth(
     model: nn.Module,
     example: Example,
     width: ng.Width,
     expected: dict[bool, list[Tensor]],
-    count: int = 3,
     tolerance: float = 1e-9,
 ) -> None:
     """Growing leaves the outputs, in each mode; shrinking the new neurons away gives back every bit."""
+    count = amount(width)
     stated, objects, size = attributes(model), named_tensors(model), width.size
     plan = ng.plan_growth(model, width, count, generator=torch.Generator().manual_seed(1))
     before = {edit.tensor: objects[edit.tensor].detach().clone() for edit in plan.edits}
@@ -111,20 +116,20 @@ def check_growth_together(
     example: Example,
     found: ng.Widths,
     expected: dict[bool, list[Tensor]],
-    count: int = 3,
     tolerance: float = 1e-9,
 ) -> None:
     """The promises of `check_growth` for all widths grown one after the other, then shrunk again."""
     stated, generator = attributes(model), torch.Generator().manual_seed(1)
+    sizes = {width.name: width.size for width in found.growable}
     for width in found.growable:
-        ng.grow(model, width, count, generator=generator)
+        ng.grow(model, width, amount(width), generator=generator)
     assert_outputs(model, example, expected, tolerance)
     for width in found.growable:
-        ng.shrink(model, width, range(width.size - count, width.size))
+        ng.shrink(model, width, range(sizes[width.name], width.size))
     assert attributes(model) == stated
 
 
-def check_learning(model: nn.Module, example: Example, found: ng.Widths, count: int = 3) -> None:
+def check_learning(model: nn.Module, example: Example, found: ng.Widths) -> None:
     """One optimizer step after growth moves new weights of every width. Leaves the model grown and trained.
 
     New neurons may happen to be dead behind a ReLU for all samples of a small batch: then a few more follow. Where
@@ -136,14 +141,14 @@ def check_learning(model: nn.Module, example: Example, found: ng.Widths, count: 
     for attempt in range(8):
         generator = torch.Generator().manual_seed(attempt)
         for width in waiting:
-            ng.grow(model, width, count, optimizer=optimizer, generator=generator)
-        before = [_new_weights(model, width, count) for width in waiting]
+            ng.grow(model, width, amount(width), optimizer=optimizer, generator=generator)
+        before = [_new_weights(model, width) for width in waiting]
         optimizer.zero_grad()
         outputs = [t for t in tensors_in(call_model(model, example)) if t.requires_grad]
         sum((t.double() ** 2).mean() for t in outputs).backward()
         optimizer.step()
         del outputs
-        after = [_new_weights(model, width, count) for width in waiting]
+        after = [_new_weights(model, width) for width in waiting]
         same = [all(map(torch.equal, old, new)) for old, new in zip(before, after, strict=True)]
         waiting = [width for width, stayed in zip(waiting, same, strict=True) if stayed]
         if not waiting:
@@ -153,10 +158,10 @@ def check_learning(model: nn.Module, example: Example, found: ng.Widths, count: 
     assert not unmoved, f"one step moved no new weight of {unmoved}"
 
 
-def _new_weights(model: nn.Module, width: ng.Width, count: int) -> list[Tensor]:
+def _new_weights(model: nn.Module, width: ng.Width) -> list[Tensor]:
     parameters = dict(model.named_parameters())
     return [
-        parameters[axis.tensor].detach().index_select(axis.axis, width.positions(axis)[-count:].flatten())
+        parameters[axis.tensor].detach().index_select(axis.axis, width.positions(axis)[-3:].flatten())
         for axis in width.axes
         if axis.tensor in parameters
     ]

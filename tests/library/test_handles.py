@@ -14,6 +14,7 @@ from neurogenesis.structure.updates import _LIVE
 from tests import cases
 from tests.cases import CASES, Case, randn
 from tests.growing import always, mlp, step
+from tests.promises import amount
 
 
 def sizes(found: ng.Widths) -> dict[str, int]:
@@ -45,8 +46,8 @@ def test_all_widths_ever_found_follow_every_growth_and_shrinkage(case: Case) -> 
     first = ng.widths(model, case.example, **case.options)
     second = ng.widths(model, case.example, **case.options)
     for name in case.growable:
-        ng.grow(model, first[name], 3)
-        ng.grow(model, second[name], 2)
+        ng.grow(model, first[name], amount(first[name], 3))
+        ng.grow(model, second[name], amount(first[name], 2))
         ng.shrink(model, first[name], [0, first[name].size - 1])
     fresh = ng.widths(model, case.example, **case.options)
     assert sizes(first) == sizes(second) == sizes(fresh)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import neurogenesis as ng
 from tests.cases import CASES, Case
 from tests.growing import mlp
-from tests.promises import outputs_of
+from tests.promises import amount, outputs_of
 
 GROWABLE = [case for case in CASES if case.growable]
 
@@ -31,10 +31,10 @@ def grown(case: Case) -> nn.Module:
     model = fresh(case, seed=0)
     found = ng.widths(model, case.example, **case.options)
     for number, width in enumerate(found.growable):
-        if number % 2 and width.size > 1:
+        if number % 2 and width.size > 2:
             ng.shrink(model, width, [0])
         else:
-            ng.grow(model, width, 2 + number % 3)
+            ng.grow(model, width, amount(width, 2 + number % 3))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
@@ -87,8 +87,9 @@ def test_known_widths_stay_current_when_a_file_is_loaded(case: Case) -> None:
 def test_resizing_there_and_back_keeps_what_the_model_computes(case: Case) -> None:
     model = fresh(case)
     before = outputs_of(model, case.example, False)
-    sizes = {width.name: width.size for width in ng.widths(model, case.example, **case.options).growable}
-    plans = ng.resize(model, {name: number + 3 for name, number in sizes.items()})
+    growable = ng.widths(model, case.example, **case.options).growable
+    sizes = {width.name: width.size for width in growable}
+    plans = ng.resize(model, {width.name: width.size + amount(width) for width in growable})
     assert [plan.width for plan in plans] == list(sizes)
     ng.resize(model, sizes)
     after = outputs_of(model, case.example, False)

@@ -37,7 +37,10 @@ def varied(example: Any, count: int) -> list[Any]:
 
 
 def double(model: nn.Module, width: ng.Width) -> None:
-    """Add a copy of the first neuron, with one and a half times its fan-out."""
+    """Add a copy of the first neuron, with one and a half times its fan-out, or copies of all if nothing else can be."""
+    if width.copied is not None:
+        ng.grow(model, width, width.size)
+        return
     tensors, values = named_tensors(model), {}
     for axis in width.axes:
         own = tensors[axis.tensor].detach().index_select(axis.axis, width.positions(axis)[0])

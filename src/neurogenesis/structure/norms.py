@@ -34,6 +34,7 @@ class Norm:
         scaled: whether a parameter has been multiplied by since, which can make up for the size.
         broken: whether its intermediate results are used for something else.
         shifted: whether a parameter has been added since.
+        within: the norm that it is a part of, for a mean that is subtracted first.
         flat: an operation that its output has reached which maps zero to zero with a gradient of zero, such as relu.
     """
 
@@ -46,11 +47,14 @@ class Norm:
     scaled: bool = False
     broken: bool = False
     shifted: bool = False
+    within: Norm | None = None
     flat: str | None = None
 
     @property
     def obstacle(self) -> Reason | None:
         """Why the axis cannot change; None if it can."""
+        if self.within is not None and not self.broken:
+            return self.within.obstacle
         if self.broken or not self.divided:
             return self.reason
         if self.power and not self.scaled:
@@ -70,6 +74,7 @@ class Value:
         base: the activations across which the norm runs, before their mean was subtracted.
         norm: the norm; None for squares, of which there is no mean yet.
         centered: whether the mean was subtracted.
+        mean: the mean that was subtracted, as a norm.
     """
 
     kind: Literal["mean", "centered", "square", "moment", "root", "inverse"]
@@ -77,6 +82,7 @@ class Value:
     base: Label
     norm: Norm | None = None
     centered: bool = False
+    mean: Norm | None = None
 
 
 def value_of(call: Call, labels: Sequence[Label], norm: Norm | None) -> Value | None:
@@ -91,7 +97,7 @@ def value_of(call: Call, labels: Sequence[Label], norm: Norm | None) -> Value | 
     if found is None:
         for label in labels:
             value = label.value
-            if value is not None and value.norm is not None and value.kind != "centered":
+            if value is not None and value.norm is not None:
                 value.norm.broken |= not _divides(call, labels)
     return found
 
@@ -108,7 +114,7 @@ def _step(call: Call, labels: Sequence[Label], norm: Norm | None) -> Value | Non
     if name == "sub" and len(labels) == 2:
         mean = labels[1].value
         if mean is not None and mean.kind == "mean" and mean.of is first.origin and call.arguments["alpha"] == 1:
-            return Value("centered", first.origin, first, mean.norm, True)
+            return Value("centered", first.origin, first, None, True, mean.norm)
     if name == "pow" and call.arguments.get("exponent") == 2:
         return _square(first)
     if name == "mul" and len(labels) == 2 and first.origin is labels[1].origin:
@@ -137,21 +143,26 @@ def output_of(value: Value | None, operation: str, number: int) -> Value | None:
 
 def _square(label: Label) -> Value:
     value = label.value
-    centered = value is not None and value.kind == "centered"
-    return Value("square", label.origin, value.base if value is not None and centered else label, None, centered)
+    if value is not None and value.kind == "centered":  # which may be computed once more for the division
+        return replace(value, kind="square")
+    return Value("square", label.origin, label)
 
 
 def _reduced(call: Call, name: str, first: Label, norm: Norm) -> Value | None:
     value = first.value
     if name == "mean":
         if value is not None and value.kind == "square":
+            if value.mean is not None:
+                value.mean.within = norm
             return replace(value, kind="moment", norm=norm)
         return Value("mean", first.origin, first, norm)
     if name == "linalg_vector_norm":
         norm.power = 0.0
-        centered = value is not None and value.kind == "centered"
-        base = value.base if value is not None and centered else first
-        return Value("root", first.origin, base, norm, centered)
+        if value is not None and value.kind == "centered":
+            if value.mean is not None:
+                value.mean.within = norm
+            return replace(value, kind="root", norm=norm)
+        return Value("root", first.origin, first, norm)
     norm.minus = int(call.arguments.get("correction", 1) or 0)
     return Value("root" if name == "std" else "moment", first.origin, first, norm, True)
 

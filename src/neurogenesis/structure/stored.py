@@ -1,7 +1,8 @@
-"""Which attributes of modules hold sizes, such as a number of heads: numbers that know where they come from.
+"""Which sizes are the same: numbers that know where they come from.
 
-While a model is traced, the integers among the attributes of its modules are instances of `Stored`. Where code passes
-one to a reshape, the axis that it becomes is known, however many other attributes have the same value.
+While a model is traced, the integers among the attributes of its modules are instances of `Stored`, and the lengths in
+the shapes of tensors are instances of `Length`. Where code passes one to a reshape, the axis that it becomes is known,
+however many other attributes and axes have the same value.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from .terms import Term
 
 
 class Stored(int):
@@ -33,6 +37,25 @@ class Stored(int):
         return int(self)
 
 
+class Length(int):
+    """The length of an axis of a tensor."""
+
+    term: Term
+
+    @staticmethod
+    def of(value: int, term: Term) -> Length:
+        """A length with its axis."""
+        result = Length(value)
+        result.term = term
+        return result
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> int:
+        return int(self)
+
+
 def store(model: nn.Module) -> None:
     """Replace the integers among the attributes of modules; the caller restores them."""
     for path, module in model.named_modules():
@@ -42,22 +65,39 @@ def store(model: nn.Module) -> None:
 
 
 class SizeWatch(TorchFunctionMode):
-    """Calls `found(tensor, axis, stored)` for each axis that gets its size from an attribute."""
+    """Calls `found(tensor, axis, number)` for each axis that gets its size from an attribute or from another axis.
 
-    def __init__(self, found: Callable[[Tensor, int, Stored], None]):
+    `axes` gives the axes of a tensor, None if they are unknown.
+    """
+
+    def __init__(
+        self, found: Callable[[Tensor, int, Stored | Length], None], axes: Callable[[Tensor], list[Term] | None]
+    ):
         super().__init__()
-        self.found = found
+        self.found, self.axes = found, axes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
+        if func is _SHAPE or name == "size":
+            return self._lengths(args, kwargs or {}, result)
         if name in _SIZES or name in _FACTORIES or name in ("split", "unflatten"):
             for tensor, axis, number in _sizes(name, args, kwargs or {}, result):
-                if isinstance(number, Stored) and axis < tensor.ndim and tensor.shape[axis] == number:
+                if isinstance(number, Stored | Length) and axis < tensor.ndim and tensor.shape[axis] == number:
                     self.found(tensor, axis, number)
         return result
 
+    def _lengths(self, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
+        """The shape of a tensor, or one length of it, as numbers that know their axes."""
+        axes = self.axes(args[0])
+        if axes is None:
+            return result
+        if isinstance(result, int):
+            return Length.of(result, axes[args[1] if len(args) > 1 else kwargs["dim"]])
+        return torch.Size([Length.of(length, term) for length, term in zip(result, axes, strict=True)])
 
+
+_SHAPE: Any = Tensor.shape.__get__  # type: ignore[attr-defined]
 _SIZES = {"view", "reshape", "expand", "new_empty", "new_full", "new_ones", "new_zeros"}
 _FACTORIES = {"empty", "full", "ones", "rand", "randn", "zeros"}
 

@@ -39,7 +39,7 @@ from .rules import Axes, Counted, RuleError, unknown
 from .rules.base import checked, rule_for
 from .rules.registered import is_registered, module_rule
 from .running import internal_run, note_constant_calls, preserved
-from .stored import SizeWatch, Stored, store
+from .stored import Length, SizeWatch, Stored, store
 from .terms import Atom, Conflict, Term, fix, size, unify
 
 
@@ -217,16 +217,27 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if not found.static and tensor.is_floating_point():
                     self.coarsest = max(self.coarsest, torch.finfo(tensor.dtype).eps)
 
-    def note_size(self, tensor: Tensor, axis: int, stored: Stored) -> None:
-        """Note that an axis has its size from an attribute; other axes with a size from it are the same."""
+    def note_size(self, tensor: Tensor, axis: int, number: Stored | Length) -> None:
+        """Note that an axis has its size from an attribute or from another axis; axes with one size are the same."""
         term = self.label(tensor).axes[axis]
-        first = self._stored.setdefault((stored.path, stored.name), term)
+        if isinstance(number, Length):
+            try:
+                unify(number.term, term)
+            except Conflict:  # the model fails where both grow
+                pass
+            return
+        first = self._stored.setdefault((number.path, number.name), term)
         try:
             unify(first, term)
         except Conflict:
             for each in (first, term):
-                fix(each, Reason(f"tied to others by {'.'.join(filter(None, (stored.path, stored.name)))}"))
-        self.attributes.append(Attribute(stored.path, stored.name, term))
+                fix(each, Reason(f"tied to others by {'.'.join(filter(None, (number.path, number.name)))}"))
+        self.attributes.append(Attribute(number.path, number.name, term))
+
+    def axes_of(self, tensor: Tensor) -> Axes | None:
+        """The axes of a tensor that has been labeled; None for others."""
+        label = self.own.get(id(tensor)) or self.labels.get(tensor)
+        return None if label is None else label.axes
 
     def settle(self) -> None:
         """Fix the axes of what looked like a norm and is none."""
@@ -317,7 +328,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
             stack.enter_context(_FailureWatch(tracer))
         else:
             store(model)
-            stack.enter_context(SizeWatch(tracer.note_size))
+            stack.enter_context(SizeWatch(tracer.note_size, tracer.axes_of))
         outputs = call_model(call, example)
     tracer.settle()
     return outputs

@@ -20,6 +20,7 @@ from .axes import Axis, Structure
 from .fills import FanIn
 from .limits import current_reasons
 from .reasons import Kind, Reason
+from .rules import Counted
 from .terms import Atom, Product, Term, leaves, positions_of, resolve, size
 
 Kinds = Literal["neurons", "channels", "groups", "heads", "stream"]
@@ -53,14 +54,21 @@ class Width:
 
     @property
     def kind(self) -> Kinds:
-        """What the width counts: neurons, channels, groups of channels, heads, or entries that a norm runs across."""
-        structure = self.structure
-        if self.fixed is None and self.atom in structure.counts:
-            return structure.counts[self.atom]
-        if self.fixed is None and structure.compensations.is_stream(self.atom):
+        """What the width counts: neurons, channels, groups of channels, heads, or entries that a norm runs across.
+
+        Where heads split the entries that a norm runs across, and one more of them adds as many entries, "stream".
+        """
+        counted = self._counted
+        if self.fixed is None and counted != "groups" and self.structure.compensations.is_stream(self.atom):
             return "stream"
-        convolved = any(len(structure.axes[axis.tensor]) > 2 for axis in self.producers)
+        if counted is not None:
+            return counted
+        convolved = any(len(self.structure.axes[axis.tensor]) > 2 for axis in self.producers)
         return "channels" if convolved else "neurons"
+
+    @property
+    def _counted(self) -> Counted | None:
+        return self.structure.counts.get(self.atom) if self.fixed is None else None
 
     @property
     def unit(self) -> int:
@@ -71,7 +79,7 @@ class Width:
         """What sizes are rounded to, if those of neurons are to multiples of `round_to`: heads and groups are whole."""
         if self.copied is not None:
             return self.size
-        return 1 if self.kind in ("heads", "groups") else round_to
+        return round_to if self._counted is None else 1
 
     @property
     def copied(self) -> Reason | None:
@@ -283,6 +291,8 @@ class Widths:
         for width in self:
             lists = [_join_names(axes) for axes in (width.producers, width.carriers, width.consumers)]
             kind = f"{width.kind} of {width.unit}" if width.kind in ("heads", "groups") else width.kind
+            if width.kind == "stream" and width.unit > 1:
+                kind += f", heads of {width.unit}"
             can_grow = "yes" if width.growable else f"no: {width.reason}"
             rows.append((width.name, str(width.size), *[kind] * told, *lists, can_grow))
         return table(("width", "size", *["kind"] * told, "producers", "carriers", "consumers", "can grow"), rows)

@@ -43,8 +43,9 @@ def _layer_norm(call: Call) -> list[Axes]:
                 call.unify(term, own)
                 call.role(parameter, axis, "carrier", fill)
     if count > 1 or call.is_static(x):
+        what = "normalized across together with other axes" if count > 1 else "a parameter that is normalized across"
         for term in axes[-count:]:
-            call.fix(term, "normalized across", Kind.NORMALIZED)
+            call.fix(term, what, Kind.NORMALIZED)
     elif weight is None:
         call.fix(axes[-1], "normalized across without a gain that could make up for its size", Kind.NORMALIZED)
     else:

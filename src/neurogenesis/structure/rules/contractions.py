@@ -138,6 +138,8 @@ def _attention(call: Call) -> list[Axes]:
         for term in terms:
             if size(term) == size(wide):
                 call.unify(wide, term)
+            elif size(term) == 1:
+                call.fix(term, "one head of keys for all of queries", Kind.HEADS)
             else:  # several heads of queries share one of keys
                 shared = Atom(size(wide) // size(term))
                 call.fix(shared, "the number of query heads per key head", Kind.HEADS)

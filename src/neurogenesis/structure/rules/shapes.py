@@ -33,7 +33,7 @@ def _reshape(call: Call) -> list[Axes]:
                 else:
                     lengths.append(new.pop())
             for term in merged:
-                if call.is_copied(term):  # of the keys that several heads share
+                if call.is_copied(term) and size(term) < math.prod(map(size, merged)):  # of several heads of keys
                     call.fix(term, "the number of copies made", Kind.HEADS)
             result.extend(_regroup(call, merged[::-1], lengths[::-1])[::-1])
     return [result[::-1]]
