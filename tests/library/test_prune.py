@@ -37,7 +37,7 @@ def varied(example: Any, count: int) -> list[Any]:
 
 
 def double(model: nn.Module, width: ng.Width) -> None:
-    """Add a copy of the first neuron, with one and a half times its fan-out, or copies of all if nothing else can be."""
+    """Add a copy of the first neuron, with one and a half times its fan-out, or copies of all neurons."""
     if width.copied is not None:
         ng.grow(model, width, width.size)
         return

@@ -143,7 +143,8 @@ class ChainRun:
         if self._end is None:
             weight = self.chain.producer.weight
             assert isinstance(weight, Tensor)
-            self._end, self._outputs_per_sample = _Seen.now(z), z.numel() // (len(z) * weight.shape[self.chain.route.producer.axis])
+            neurons = weight.shape[self.chain.route.producer.axis]
+            self._end, self._outputs_per_sample = _Seen.now(z), z.numel() // (len(z) * neurons)
 
     def _enter(self, number: int, x: Tensor) -> None:
         if number == self._done:

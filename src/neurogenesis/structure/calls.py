@@ -154,10 +154,10 @@ class OperationCall:
         if not power or what == 0:
             return
         frame = self._trace.frames[-1]
-        name = what if isinstance(what, str) else _attribute_with(frame.module, what)
-        if name is not None and isinstance(getattr(frame.module, name, ""), int | float | None):
+        found = what if isinstance(what, str) else _attribute_with(frame.module, what)
+        if found is not None and isinstance(getattr(frame.module, found, ""), int | float | None):
             value = None if isinstance(what, str) else float(what)
-            scaled.append(Compensation(frame.path, name, term, power, self.where, minus, value=value))
+            scaled.append(Compensation(frame.path, found, term, power, self.where, minus, value=value))
         else:
             text = f"{what}, which is no number," if isinstance(what, str) else f"the number {what:g} in its code"
             self.fix(term, f"made up for by {text}")

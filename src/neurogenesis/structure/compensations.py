@@ -108,7 +108,8 @@ class Compensations:
                 present: Any = values[key] if key in values else getattr(model.get_submodule(each.path), each.attribute)
                 factor = each.factor(None, sizes)
                 if factor != 1:
-                    present = self._held(*key, (each.value if present is None else present) * factor, present)
+                    number: Any = each.value if present is None else present
+                    present = self._held(*key, number * factor, present)
                 values[key] = present
         return [(*key, value) for key, value in values.items()]
 

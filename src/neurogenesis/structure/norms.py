@@ -129,7 +129,7 @@ def _step(call: Call, labels: Sequence[Label], norm: Norm | None) -> Value | Non
         return value
     to = {"sqrt": {"moment": "root"}, "rsqrt": {"moment": "inverse"}, "reciprocal": {"root": "inverse"}}
     if name == "pow":
-        to["pow"] = {"moment": {0.5: "root", -0.5: "inverse"}.get(call.arguments.get("exponent"), "")}
+        to["pow"] = {"moment": {0.5: "root", -0.5: "inverse"}.get(call.arguments.get("exponent"), "")}  # type: ignore[arg-type]
     kind = to.get(name, {}).get(value.kind)
     return replace(value, kind=kind) if kind else None  # type: ignore[arg-type]
 

@@ -116,5 +116,5 @@ def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
     else:
         axis, rest = 0, args if name in _FACTORIES else args[1:]
         given = rest or [kwargs.get("size", kwargs.get("shape", ()))]
-        numbers = given[0] if isinstance(given[0], list | tuple) else given
+        numbers = given[0] if isinstance(given[0], list | tuple) else list(given)
     yield from ((result, axis + offset, number) for offset, number in enumerate(numbers))

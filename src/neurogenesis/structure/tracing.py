@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -221,10 +221,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note that an axis has its size from an attribute or from another axis; axes with one size are the same."""
         term = self.label(tensor).axes[axis]
         if isinstance(number, Length):
-            try:
+            with suppress(Conflict):  # the rehearsal shows where the model fails
                 unify(number.term, term)
-            except Conflict:  # the model fails where both grow
-                pass
             return
         first = self._stored.setdefault((number.path, number.name), term)
         try:
@@ -236,8 +234,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def axes_of(self, tensor: Tensor) -> Axes | None:
         """The axes of a tensor that has been labeled; None for others."""
-        label = self.own.get(id(tensor)) or self.labels.get(tensor)
-        return None if label is None else label.axes
+        if id(tensor) in self.own:
+            return self.own[id(tensor)].axes
+        return self.label(tensor).axes if tensor in self.labels else None
 
     def settle(self) -> None:
         """Fix the axes of what looked like a norm and is none."""

@@ -22,7 +22,8 @@ def held_values(model: nn.Module) -> defaultdict[str, Held]:
 def restored(new: Tensor, old: Tensor, held: Held, shift: float = 0.0) -> Tensor:
     """The tensor that was held before if `new`, which was made of `old` by scaling it, equals it up to rounding.
 
-    A shift has been added before, and subtracted after scaling. What `held` has is forgotten once the values have changed otherwise, as in training.
+    A shift has been added before, and subtracted after scaling. What `held` has is forgotten once the values have
+    changed otherwise, as in training.
     """
     if not any(_same(old, each) for each in held):
         held[:] = [old.detach().clone()]
