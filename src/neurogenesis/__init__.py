@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import initializations, metrics, nn, strategies, triggers
+    from .depth.deepening import deepen, plan_deepening, remove_blocks
+    from .depth.finding import stacks
+    from .depth.plan import DepthPlan
+    from .depth.stacks import Stack, Stacks
     from .growing.by_hand import grow, plan_growth
     from .growing.grower import Grower
     from .growing.narrowing import narrow
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Decision",
+    "DepthPlan",
     "Event",
     "Grower",
     "History",
@@ -41,10 +46,13 @@ __all__ = [
     "Neurons",
     "Plan",
     "Snapshot",
+    "Stack",
+    "Stacks",
     "Strategy",
     "Width",
     "Widths",
     "ages",
+    "deepen",
     "grow",
     "initializations",
     "interfaces",
@@ -54,21 +62,28 @@ __all__ = [
     "metrics",
     "narrow",
     "nn",
+    "plan_deepening",
     "plan_growth",
     "plan_shrinkage",
     "prune",
+    "remove_blocks",
     "resize",
     "restore",
     "rules",
     "save",
     "shrink",
     "snapshot",
+    "stacks",
     "strategies",
     "triggers",
     "widths",
 ]
 
 _HOMES = {
+    "depth.deepening": ["deepen", "plan_deepening", "remove_blocks"],
+    "depth.finding": ["stacks"],
+    "depth.plan": ["DepthPlan"],
+    "depth.stacks": ["Stack", "Stacks"],
     "growing.by_hand": ["grow", "plan_growth"],
     "growing.grower": ["Grower"],
     "growing.narrowing": ["narrow"],

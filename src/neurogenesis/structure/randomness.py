@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +67,23 @@ def set_seed(devices: Iterable[torch.device], seed: int) -> None:
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
+
+
+def constant_randomness(operation: str, given: Any, outputs: Sequence[Tensor]) -> None:
+    """Replace the random outputs of an operation by constants, so that runs of different models are comparable.
+
+    Args:
+        operation: name of the operation, such as ``aten.bernoulli``.
+        given: its input, which dropout returns as it is.
+        outputs: its outputs, which are overwritten.
+    """
+    for number, tensor in enumerate(outputs):
+        if operation == "aten.native_dropout":
+            tensor.copy_(given) if number == 0 else tensor.fill_(1)
+        elif operation == "aten.dropout":
+            tensor.copy_(given)
+        elif tensor.is_floating_point() and "dot_product" not in operation:
+            tensor.fill_(0.5)
 
 
 def _cuda_indices(model: nn.Module) -> set[int]:

@@ -33,6 +33,7 @@ from .derived import derived
 from .examples import Example, call_model, copied_example, tensors_in
 from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
 from .norms import Norm, output_of
+from .randomness import constant_randomness
 from .reasons import Kind, Reason
 from .recurrent import attributes_of, restore, without_kernels
 from .rules import Axes, Counted, RuleError, unknown
@@ -162,7 +163,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = func(*args, **(kwargs or {}))
             if torch.Tag.nondeterministic_seeded in func.tags:
                 call.outputs = list(tensors_in(result))
-                _remove_randomness(call)
+                constant_randomness(call.name, call.arguments.get("input"), call.outputs)
             return result
         inputs = [term for tensor in call.tensors() for term in self.label(tensor).axes]
         self.operations.setdefault(self.frames[-1].key, []).append((call.where, inputs))
@@ -174,7 +175,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.frames[-1].operations += 1
         call.outputs = list(tensors_in(result))
         if torch.Tag.nondeterministic_seeded in func.tags:
-            _remove_randomness(call)
+            constant_randomness(call.name, call.arguments.get("input"), call.outputs)
         if call.outputs:
             self._label_outputs(call, rule_for(func), inputs)
         return result
@@ -270,17 +271,6 @@ def _has_mask(call: OperationCall) -> bool:
     """Whether an operation picks entries by a mask."""
     indices = call.arguments.get("indices") if call.name in ("aten.index", "aten.index_put") else None
     return any(isinstance(each, Tensor) and each.dtype in (torch.bool, torch.uint8) for each in indices or ())
-
-
-def _remove_randomness(call: OperationCall) -> None:
-    """Replace random outputs by constants, so that runs at different sizes are comparable."""
-    for number, tensor in enumerate(call.outputs):
-        if call.name == "aten.native_dropout":
-            tensor.copy_(call.arguments["input"]) if number == 0 else tensor.fill_(1)
-        elif call.name == "aten.dropout":
-            tensor.copy_(call.arguments["input"])
-        elif tensor.is_floating_point() and "dot_product" not in call.name:
-            tensor.fill_(0.5)
 
 
 class _FailureWatch(TorchFunctionMode):

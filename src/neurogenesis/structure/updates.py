@@ -155,3 +155,17 @@ def _parts(structure: Structure, of: Structure, atom: Atom) -> list[Atom] | None
 def _agree(owner: Tensor, other: Tensor) -> bool:
     """Whether all positions that have an owner have the same owner in `other`."""
     return len(owner) == len(other) and bool((owner == other)[owner >= 0].all())
+
+
+def outdate(model: nn.Module, reason: str) -> list[Structure]:
+    """Mark all structures of a model as outdated, which others than resizing have changed; returns those marked now."""
+    live = [each for each in _LIVE.get(unwrapped(model), ()) if each.outdated is None]
+    for each in live:
+        each.outdated = reason
+    return live
+
+
+def restore_dated(structures: Sequence[Structure]) -> None:
+    """Undo `outdate`."""
+    for each in structures:
+        each.outdated = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -117,6 +118,20 @@ class Plan:
         return result
 
 
+class AnyPlan(Protocol):
+    """A plan that a surgery can apply: of a width, or of blocks."""
+
+    @property
+    def before(self) -> int: ...
+
+    @property
+    def after(self) -> int: ...
+
+    def _operations(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], ema: nn.Module | None, ages: bool = False
+    ) -> list[Operation]: ...
+
+
 class Surgery:
     """Apply several plans in sequence, all or none; each is made for the model as the previous plan left it.
 
@@ -132,7 +147,7 @@ class Surgery:
         self._grown = False
         self._applied: list[Operation] = []
 
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: AnyPlan) -> None:
         """Apply one plan."""
         with ordinary_tensors():
             operations = plan._operations(self.model, self.optimizers, self.ema, self.ages)

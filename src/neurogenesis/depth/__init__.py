@@ -1,0 +1,1 @@
+"""Depth: stacks of interchangeable blocks, found in a trace, and surgery that adds and removes blocks."""
