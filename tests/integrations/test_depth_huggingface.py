@@ -57,8 +57,12 @@ MODELS = {
         "model.layers",
         {"self_attn.o_proj.weight", "mlp.down_proj.weight"},
     ),
-    "t5": (t5, "decoder.block", {f"layer.{n}.{m}.weight" for n, m in enumerate(("SelfAttention.o", "EncDecAttention.o", "DenseReluDense.wo"))}),
-}  # fmt: skip
+    "t5": (
+        t5,
+        "decoder.block",
+        {f"layer.{name}.weight" for name in ("0.SelfAttention.o", "1.EncDecAttention.o", "2.DenseReluDense.wo")},
+    ),
+}
 
 
 def logits(model: nn.Module) -> torch.Tensor:
