@@ -169,7 +169,7 @@ class Surgery:
             for operation in self._applied:
                 operation.commit()
             if self._applied:
-                for model in filter(None, (self.model, self.ema)):
+                for model in (each for each in (self.model, self.ema) if each is not None):  # a module may have a length
                     flatten_weights(model)
                 rebuild_reducers(unwrapped(self.model))
             if self.ages and self._grown:
