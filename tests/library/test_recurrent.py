@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -298,3 +299,83 @@ def test_the_gates_of_a_gpu_are_blocks(cell: str) -> None:
         ng.grow(model, "w", 2)
         torch.testing.assert_close(model(randn(4, 2, 3).double()), expected, rtol=0, atol=1e-14)
     library._destroy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_need_grows_a_hidden_size_that_is_too_small_and_goes_on_to_the_bit(kind: type[nn.RNNBase]) -> None:
+    """Two units cannot hold three signs: of a number, of its sum with the last one, and of their product."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.rnn: Any = kind(1, 2)
+            self.head = nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rnn(x)[0])
+
+    def train(model: nn.Module, grower: ng.Grower, first: int, last: int) -> None:
+        for number in range(first, last):
+            x = torch.randn(6, 64, 1, generator=torch.Generator().manual_seed(number))
+            sums = torch.cat([x.sign(), (x + x.roll(1, 0)).sign(), (x * x.roll(1, 0)).sign()], -1)
+            loss = (model(x)[1:] - sums[1:]).square().mean()
+            grower.optimizers[0].zero_grad()
+            loss.backward()
+            grower.optimizers[0].step()
+            grower.step()
+
+    def fresh() -> tuple[Any, ng.Grower]:
+        model = Classifier()
+        optimizer = optim.Adam(model.parameters(), lr=0.02)
+        return model, ng.Grower(model, optimizer, "need", example=torch.randn(6, 2, 1), seed=0)
+
+    model, grower = fresh()
+    train(model, grower, 0, 35)
+    file = io.BytesIO()
+    ng.save(file, model, grower.optimizers[0], grower)
+    train(model, grower, 35, 60)
+    assert model.rnn.hidden_size == grower.widths["rnn"] > 2
+    file.seek(0)
+    resumed, other = fresh()
+    ng.load(file, resumed, other.optimizers[0], other)
+    train(resumed, other, 35, 60)
+    for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "grows"),
+    [("north-random", True), ("north-integrated", True), ("north-weight", True), ("gradmax", False)],
+)
+def test_strategies_grow_recurrent_layers_or_say_why_not(strategy: str, grows: bool) -> None:
+    model, x = Reader(nn.LSTM), randn(5, 8, 3)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    if not grows:
+        with pytest.raises(ValueError, match="rnn: rnn is a recurrent layer"):
+            ng.Grower(model, optimizer, strategy, example=x)
+        return
+    grower = ng.Grower(model, optimizer, strategy, example=x, max_width=9)
+    for _ in range(3):
+        step(model, optimizer, x)
+        grower.step()
+    assert 5 <= model.rnn.hidden_size == grower.widths["rnn"] <= 9
+
+
+def test_what_need_cannot_watch_says_why_and_grows_on_a_schedule() -> None:
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.rnn, self.head = nn.Linear(3, 4), nn.GRU(4, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rnn(self.embed(x).tanh())[0])
+
+    model, x = Embedded(), randn(4, 6, 3)
+    with pytest.warns(UserWarning, match="embed: its consumer rnn is a recurrent layer, whose gates"):
+        ng.Grower(model, optim.SGD(model.parameters(), lr=0.1), "need", example=x)
+    grower = ng.Grower(model, optim.SGD(model.parameters(), lr=0.1), ng.Strategy(ng.triggers.Linear(2, 7), "random"))
+    for _ in range(3):
+        step(model, grower.optimizers[0], x)
+        grower.step()
+    assert grower.widths == {"embed": 7, "rnn": 7}

@@ -61,7 +61,8 @@ def grown_tensors(
     edits = []
     for axis in width.axes:
         old = tensors[axis.tensor]
-        if axis.module == route.producer.module:
+        given_elsewhere = others is not None and axis in others
+        if axis.module == route.producer.module and axis.role != "consumer" and not given_elsewhere:
             if candidates is None:
                 continue
             shape = (count, axis.per_neuron, *old.movedim(axis.axis, 0).shape[1:])
@@ -86,6 +87,7 @@ def grown_tensors(
                 copied = (sources >= 0).reshape(-1, *[1] * (rows.ndim - 1)).to(rows.device)
                 positions, values = stack_values(width, axis, torch.where(copied, rows, usual))
         edits.append(Edit(axis.tensor, axis.axis, old.shape[axis.axis], positions, values, axis.role))
+    edits.sort(key=lambda edit: edit.role == "consumer")  # new neurons do not read each other
     grown = {name: edited(tensors[name].detach(), own) for name, own in grouped(edits).items()}
     modules = dict(model.named_modules(remove_duplicate=False))
     attributes = width.structure.attribute_changes({width.atom: width.size + count})

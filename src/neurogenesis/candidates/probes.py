@@ -16,6 +16,7 @@ from ..passes.replay import ModelCall, Watch, replay
 from ..passes.routes import Route, select_neurons
 from ..structure.axes import Axis
 from ..structure.edits import Edit, edited
+from ..structure.recurrent import is_recurrent
 from ..structure.widths import Width
 from .bridge import Bridge, Kernel, Pooling, pooling_from
 from .grown import grown_tensors
@@ -43,7 +44,12 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: ModelCall) -
 
 
 def why_positions_mix(model: nn.Module, width: Width, route: Route, call: ModelCall) -> str | None:
-    """Why an output of the producer cannot be followed to the consumer; None if it can, with or without a bridge."""
+    """Why an output of the producer cannot be followed to the consumer; None if it can, with or without a bridge.
+
+    A recurrent layer mixes the positions of its inputs itself, so that those of its outputs make no difference.
+    """
+    if is_recurrent(model.get_submodule(route.producer.module)):
+        return why_unsupported(model, route.consumer)
     probe = _followed(model, width, route, call)
     if isinstance(probe, str):
         return probe
@@ -74,6 +80,8 @@ def _followed(model: nn.Module, width: Width, route: Route, call: ModelCall) -> 
 def why_unsupported(model: nn.Module, axis: Axis) -> str | None:
     """Why the gradient of a layer's weight cannot be computed from its inputs; None if it can."""
     module: Any = model.get_submodule(axis.module)
+    if is_recurrent(module):
+        return f"{axis.module} is a recurrent layer"
     weight = module.weight
     if is_parametrized(module, "weight"):
         return f"{axis.module} is under weight norm, so the gradient of its weight is not that of its parameters"
@@ -196,6 +204,8 @@ def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:
 def run_probe(model: nn.Module, width: Width, route: Route, call: ModelCall) -> Probe | str:
     """Follow new neurons, constant 0 and constant 1, from producer to consumer; returns the reason if that fails."""
     modules = dict(model.named_modules(remove_duplicate=False))
+    if is_recurrent(modules[route.producer.module]):
+        return f"{route.producer.module} is a recurrent layer, beside which no candidates can be tried"
     producer, consumer = modules[route.producer.module], modules[route.consumer.module]
     seen: dict[str, Tensor] = {}
     channel = 1 if isinstance(producer, _ConvNd) else -1

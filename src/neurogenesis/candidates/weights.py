@@ -88,9 +88,9 @@ class Weights:
 
     @cached_property
     def other_producers(self) -> list[Axis]:
-        """Rows of the other layers that produce the width."""
-        own = self.producer.module
-        return [a for a in self.width.producers if a.module != own and self.tensor(a).ndim > 1]
+        """Rows of the other weights that produce the width."""
+        own = [axis.tensor for axis in (self.producer, self.lengths) if axis is not None]
+        return [a for a in self.width.producers if a.tensor not in own and self.tensor(a).ndim > 1]
 
     def change(self, axis: Axis, neurons: Tensor, added: Tensor) -> Tensor:
         """Change of a parameter that adds `added`, neurons x per neuron x the rest, to the given neurons."""

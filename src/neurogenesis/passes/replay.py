@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..structure.randomness import random_state_restored, set_seed
+from ..structure.recurrent import is_recurrent
 from ..structure.running import constant_calls, internal_run, restoring_attributes
 
 Side = Literal["input", "output"]
@@ -260,10 +261,16 @@ class Hook:
 
 
 def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | None]) -> Any:
-    """Call `action` with the input or output of a module whenever it runs; returns a handle with `remove`."""
+    """Call `action` with the input or output of a module whenever it runs; returns a handle with `remove`.
+
+    The output of a recurrent layer is that without its states.
+    """
     if side == "output":
 
         def after(_: nn.Module, args: Any, output: Any) -> Any:
+            if isinstance(output, tuple) and is_recurrent(module):
+                new = action(output[0]) if isinstance(output[0], Tensor) else None
+                return None if new is None else (new, *output[1:])
             return action(output) if isinstance(output, Tensor) else None
 
         return module.register_forward_hook(Hook(after))

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from ..structure.axes import Axis, named_tensors
+from ..structure.recurrent import is_recurrent
 from ..structure.running import constant_calls
 from ..structure.weight_norm import lengths_of, why_not_watched
 from ..structure.widths import Width
@@ -117,15 +118,16 @@ def _find_route(
     for number, (path, _, _) in enumerate(order):
         first_call.setdefault(path, number)
 
-    def called_weights(axes: Sequence[Axis]) -> list[Axis]:
-        weights = [a for a in axes if a.module in first_call and _is_weight(model, a.tensor)]
+    def called_weights(axes: Sequence[Axis], recurrent: bool) -> list[Axis]:
+        weights = [a for a in axes if a.module in first_call and _is_weight(model, a, recurrent)]
         return sorted((a for a in weights if sizes[a.tensor].ndim >= 2), key=lambda axis: first_call[axis.module])
 
-    producers = called_weights(width.producers)
+    producers = called_weights(width.producers, recurrent=True)
     if not producers:
         return f"its producer {_why_not_called(width.producers, modules)}"
     producer = producers[0]
-    consumers = [a for a in called_weights(width.consumers) if first_call[a.module] > first_call[producer.module]]
+    own = called_weights(width.consumers, recurrent=False)
+    consumers = [a for a in own if first_call[a.module] > first_call[producer.module]]
     if not consumers:
         return f"its consumer {_why_not_called(width.consumers, modules)}"
     start = first_call[producer.module]
@@ -136,12 +138,13 @@ def _find_route(
             path for path, number in first_call.items() if start < number < stop and not _has_children(path, modules)
         )
         later = frozenset(path for path, number in first_call.items() if number >= stop)
-        chain, flattened = _chain(order[start : stop + 1], modules)
+        alone = not is_recurrent(modules[producer.module])  # candidates follow from its inputs and their weights
+        chain, flattened = _chain(order[start : stop + 1], modules) if alone else (None, False)
         return Route(producer, consumer, consumer, "input", between, later, frozenset(first_call), chain, flattened)
 
     route = replace(route_to(consumers[0]), others=tuple(map(route_to, consumers[1:])))
     consumer, stop = route.consumer, first_call[route.consumer.module]
-    others = [a for a in producers[1:] if first_call[a.module] < stop]
+    others = [a for a in producers[1:] if first_call[a.module] < stop and a.module != producer.module]
     grouped_consumer = getattr(modules[consumer.module], "groups", 1) > 1
     if grouped_consumer or (others and _is_added(model, width, route, modules, others, call)):
         return _branch_end(width, route, modules, order[start:stop])
@@ -167,9 +170,13 @@ def _chain(
     return (tuple(paths) if last is end or flattened else None), last is not end
 
 
-def _is_weight(model: nn.Module, tensor: str) -> bool:
-    """Return whether a tensor is the weight of a module, or the direction of a weight under weight norm."""
-    if f".{tensor}".endswith(".weight"):
+def _is_weight(model: nn.Module, axis: Axis, recurrent: bool) -> bool:
+    """Return whether a tensor is the weight of a module, or the direction of a weight under weight norm.
+
+    Those of the gates of recurrent layers count as such if `recurrent`.
+    """
+    tensor = axis.tensor
+    if f".{tensor}".endswith(".weight") or (recurrent and is_recurrent(model.get_submodule(axis.module))):
         return True
     return ".parametrizations." in tensor and lengths_of(model, tensor) is not None
 
@@ -179,6 +186,8 @@ def _why_not_called(axes: Sequence[Axis], modules: Mapping[str, nn.Module]) -> s
     for name in names:
         name = name if name in modules else name.rpartition(".")[0]  # 2 of 2.weight_orig
         why = why_not_watched(modules[name]) if name in modules else None
+        if name in modules and is_recurrent(modules[name]):
+            why = "is a recurrent layer, whose gates get gradients inside its kernels only, or has packed inputs"
         if why is not None:
             return f"{name} {why}"
     return f"{', '.join(names)} is not called as a module with a weight"
