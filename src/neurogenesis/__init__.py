@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .strategies import Strategy
     from .structure import rules
     from .structure.finding import widths
+    from .structure.flops import flops
     from .structure.interfaces import Interface, Interfaces, interfaces
     from .structure.outputs import internal_outputs
     from .structure.widths import Width, Widths
@@ -53,6 +54,7 @@ __all__ = [
     "Widths",
     "ages",
     "deepen",
+    "flops",
     "grow",
     "initializations",
     "interfaces",
@@ -96,6 +98,7 @@ _HOMES = {
     "strategies": ["Strategy"],
     "structure": ["rules"],
     "structure.finding": ["widths"],
+    "structure.flops": ["flops"],
     "structure.interfaces": ["Interface", "Interfaces", "interfaces"],
     "structure.outputs": ["internal_outputs"],
     "structure.widths": ["Width", "Widths"],

@@ -18,7 +18,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def table(grower: ng.Grower) -> dict[str, list[str]]:
     """The lines of the table by width: size, maximum, measured, threshold, step, and what is said."""
-    head, _, *lines = str(grower).splitlines()
+    head, _, *lines, compute = str(grower).splitlines()
+    assert compute.endswith("of training so far")
     assert head.split() == ["width", "size", "maximum", "measured", "threshold", "at", "step"]
     return {line.split()[0]: line.split(maxsplit=6)[1:] for line in lines}
 
@@ -109,3 +110,13 @@ def test_the_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         "0      20    1280     -         -          -        before the first",
         "                                                    gradient step",
     ]
+
+
+def test_operations_are_printed() -> None:
+    model = mlp(10, 20, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    grower = ng.Grower(model, optimizer, ng.Strategy(lambda layer: 0), example=torch.randn(2, 10))
+    for _ in range(2):
+        step(model, optimizer, torch.randn(50, 10))
+        grower.step()
+    assert str(grower).splitlines()[-1] == "520 FLOPs for a sample, 156 kFLOPs of training so far"

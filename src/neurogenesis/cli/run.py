@@ -29,8 +29,7 @@ class RunOptions:
     device: str = "cpu"
     """Device to train on: cpu, cuda, ..."""
     threads: int | None = None
-    """Number of torch's threads. By default 1 for dense networks, which are small, and all cores for convolutional
-    ones."""
+    """Number of torch's threads. By default 1 for small networks, and all cores for convolutional ones."""
     resume: Flag = False
     """Fail unless there is a run to resume."""
     tensorboard: Flag = False

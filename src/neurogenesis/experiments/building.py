@@ -12,18 +12,24 @@ from torch import nn
 
 import neurogenesis as ng
 
-from .data import Data, DataError, generated, load, table
+from .data import Data, DataError, generated, load, standard_library, table, text_file, windows
 from .errors import UsageError, unknown_name
+from .language import Transformer
 from .models import VGG11, WRN28, mlp, scaled, vgg11, wrn28, xavier
 from .presets import NAMES, Generated, Tabular
-from .settings import SHAPED, STATIC, Convolutional, Dense, Settings
+from .settings import SHAPED, STATIC, Convolutional, Dense, Language, Settings
 
+BLOCKS = "blocks"
+HEAD_SIZE = 16
 TIES = {"wrn28": [["group1.*"], ["group2.*"], ["group3.*"]]}
 """Widths that grow together, by network."""
 
 
 def build_data(settings: Settings, root: Path | None) -> Data:
     """The preset's data set, or a part of it."""
+    if isinstance(settings, Language):
+        text = standard_library() if settings.text is None else text_file(Path(settings.text))
+        return windows(text, settings.length, validation=settings.holdout > 0)
     if isinstance(settings, Generated):
         data = generated(settings.features, derived_seed(settings.seed, "data"))
     elif isinstance(settings, Tabular):
@@ -44,6 +50,11 @@ def build_network(settings: Settings, data: Data) -> nn.Module:
     if isinstance(settings, Dense):
         network = mlp(data.train[0].shape[1], *initial_widths(settings).values(), data.classes)
         return network if isinstance(settings, Tabular) else xavier(network)  # as in the paper
+    if isinstance(settings, Language):
+        return Transformer(
+            characters=data.classes, blocks=initial_widths(settings)[BLOCKS], length=settings.length,
+            size=settings.stream, heads=settings.heads, head_size=HEAD_SIZE, neurons=settings.neurons,
+        )  # fmt: skip
     assert isinstance(settings, Convolutional)
     make = {"vgg11": vgg11, "wrn28": wrn28}[settings.network]
     return xavier(make(classes=data.classes, widths=initial_widths(settings)))
@@ -58,8 +69,9 @@ def initial_widths(settings: Settings) -> dict[str, int]:
     numbers = settings.shape.split("-")
     names = list(widths_of(settings, 1.0))
     if len(numbers) == 1:
-        if isinstance(settings, Dense) and "." in settings.shape:
-            raise UsageError(f"--shape: expected a number of neurons, not {settings.shape}")
+        if not isinstance(settings, Convolutional) and "." in settings.shape:
+            what = "blocks" if isinstance(settings, Language) else "neurons"
+            raise UsageError(f"--shape: expected a number of {what}, not {settings.shape}")
         return widths_of(settings, float(settings.shape))
     if len(numbers) != len(names):
         raise UsageError(
@@ -72,6 +84,8 @@ def widths_of(settings: Settings, size: float) -> dict[str, int]:
     """The sizes of all widths of the preset's network, for a size in neurons or as a multiple of the standard sizes."""
     if isinstance(settings, Dense):
         return {f"hidden{number}": int(size) for number in range(1, settings.hidden + 1)}
+    if isinstance(settings, Language):
+        return {BLOCKS: int(size)}
     assert isinstance(settings, Convolutional)
     standard = {"vgg11": VGG11, "wrn28": WRN28}[settings.network]
     widths = scaled(standard, size)

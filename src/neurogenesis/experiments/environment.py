@@ -33,8 +33,8 @@ def select_device(name: str) -> torch.device:
     return device
 
 
-def current_environment(device: torch.device) -> Environment:
-    """The environment of this process."""
+def current_environment(device: torch.device, digest: str | None = None) -> Environment:
+    """The environment of this process, and the digest of its data."""
     import torch
 
     return Environment(
@@ -45,6 +45,7 @@ def current_environment(device: torch.device) -> Environment:
         platform=platform.platform(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         threads=torch.get_num_threads(),
+        data=digest,
         started=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
 

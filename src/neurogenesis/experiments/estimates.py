@@ -10,11 +10,15 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .presets import GROWTH_SETTINGS
-from .settings import Settings
+from .settings import Language, Settings
 from .shapes import SHAPES
 from .sweep import result_of, with_shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def plan(runs: Mapping[str, Settings], out: Path, workers: int, threads: int, device: str) -> str:
@@ -85,12 +89,11 @@ def _seconds(settings: Settings, timed: dict[Settings, float], threads: int, dev
 
     samples, shape, classes = SHAPES[settings.data_set]
     samples = min(samples, getattr(settings, "images", None) or samples)
-    steps = math.ceil(samples * (1 - settings.holdout) / settings.batch) * settings.epochs
+    steps = settings.epoch_steps(math.ceil(samples * (1 - settings.holdout))) * settings.epochs
     key = replace(settings, seed=1, gamma=None, learning_rate=1.0, epochs=1)
     if key not in timed:
         batch = min(settings.batch, samples)
-        x = torch.rand(batch, *shape)
-        y = torch.randint(classes, (batch,)) if classes > 1 else torch.randn(batch, 1)
+        x, y = _noise(settings, batch, shape, classes)
         with torch_threads(threads), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about what happens to networks on noise
             training = start_training(settings, Data((x, y), (x, y), classes), torch.device(device))
@@ -102,6 +105,16 @@ def _seconds(settings: Settings, timed: dict[Settings, float], threads: int, dev
                 done += 1
             timed[key] = (time.perf_counter() - started) / done
     return timed[key] * steps
+
+
+def _noise(settings: Settings, batch: int, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
+    """Random samples like those of the data set."""
+    import torch
+
+    if isinstance(settings, Language):
+        x, y = torch.randint(classes, (2, batch, settings.length))
+        return x, y
+    return torch.rand(batch, *shape), torch.randint(classes, (batch,)) if classes > 1 else torch.randn(batch, 1)
 
 
 def _least_part(settings: Settings) -> float:

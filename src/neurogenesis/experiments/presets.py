@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from ..defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .errors import UsageError, unknown_name
-from .settings import PRESET, Convolutional, Dense, Settings
+from .settings import PRESET, Convolutional, Dense, Language, Settings
 from .shapes import SHAPES
 
 Table = Literal["diabetes", "cancer", "wine", "friedman1", "friedman2", "friedman3", "digits", "random"]
@@ -190,11 +190,20 @@ class Wrn28Cifar10SmallLong(Wrn28Cifar10Small):
     epochs: int = 15
 
 
+@dataclass(frozen=True, kw_only=True)
+class GptStdlib(Language):
+    """A small causal transformer, character by character, on the sources of Python's standard library: some minutes."""
+
+    name = "gpt-stdlib"
+    data = "stdlib"
+    needs_files = False
+
+
 PRESETS: dict[str, type[Settings]] = {
     preset.name: preset
     for preset in (
         Digits, Generated, Tabular, Mnist, FashionMnist, Vgg11Cifar10, Vgg11Cifar100, Wrn28Cifar10,
-        Vgg11Cifar10Small, Vgg11Cifar100Small, Wrn28Cifar10Small, Wrn28Cifar10SmallLong,
+        Vgg11Cifar10Small, Vgg11Cifar100Small, Wrn28Cifar10Small, Wrn28Cifar10SmallLong, GptStdlib,
     )
 }  # fmt: skip
 
@@ -203,7 +212,9 @@ NAMES = SimpleNamespace(
 )
 """The name of every setting of every preset: `NAMES.gamma` is "gamma"."""
 DEFAULTS: dict[str, Any] = {
-    field.name: field.default for kind in (*PRESETS.values(), Convolutional, Dense, Settings) for field in fields(kind)
+    field.name: field.default
+    for kind in (*PRESETS.values(), Language, Convolutional, Dense, Settings)
+    for field in fields(kind)
 }
 """The default of every setting, for records of unknown presets."""
 GROWTH_SETTINGS: tuple[str, ...] = (

@@ -97,6 +97,12 @@ class Epoch:
     test_loss: float | None = None
     """The mean over the same samples."""
     parameters: int = 0
+    flops: int | None = None
+    """Floating-point operations of a forward pass of one sample."""
+    training_flops: int | None = None
+    """Those of the training so far: three times the forward passes of all steps."""
+    bits_per_character: float | None = None
+    """The test loss of networks that predict characters, in bits."""
     widths: Sizes
     train_seconds: float = 0.0
     trigger_seconds: float = 0.0
@@ -109,10 +115,14 @@ class Result:
     """The outcome of a finished run."""
 
     accuracy: float
-    """This and the following five are measured after the last epoch."""
+    """This and the following eight are measured after the last epoch."""
     loss: float | None = None
     test_loss: float | None = None
     parameters: int
+    flops: int | None = None
+    training_flops: int | None = None
+    bits_per_character: float | None = None
+    """These three as of an `Epoch`."""
     widths: Sizes
     initial_widths: Sizes
     standard_widths: Sizes | None = None
@@ -154,6 +164,8 @@ class Environment:
     platform: str | None = None
     device: str | None = None
     threads: int | None = None
+    data: str | None = None
+    """The digest of the data, if it differs between machines."""
     started: str | None = None
     """UTC time."""
     earlier: Sequence[Mapping[str, Any]] = ()
@@ -184,6 +196,8 @@ class Checkpoint:
     """Gradient steps so far."""
     epoch: Mapping[str, float]
     """`Totals` of the current epoch."""
+    flops: int | None = None
+    """Floating-point operations of the training so far; None if the run began in a version that did not count them."""
     sizes: Mapping[str, int] | None = None
     """Bytes of steps.jsonl and epochs.jsonl when the checkpoint was saved."""
 

@@ -12,7 +12,7 @@ from .errors import UsageError, one_line
 from .progress import Display
 from .record import RESULT_FILE, SETTINGS_FILE, Epoch, Result
 from .run_directory import RunDirectory, read_result
-from .settings import Dense, Settings
+from .settings import Convolutional, Settings
 from .signals import Interrupted
 from .training import start_training, torch_threads, train
 
@@ -35,8 +35,7 @@ def run(
         out: the run's directory.
         root: the directory of data sets, as in `neurogenesis.experiments.data.load`.
         device: the device to train on.
-        threads: number of torch's threads; by default 1 for dense networks, which are small, and all cores for
-            convolutional ones.
+        threads: number of torch's threads; by default 1 for small networks, and all cores for convolutional ones.
         displays: show the progress.
 
     Raises:
@@ -74,12 +73,12 @@ def run_epochs(
         raise UsageError(f"--threads: expected a positive number, not {threads}")
     if _finished(settings, out):
         return
-    with torch_threads(1 if threads is None and isinstance(settings, Dense) else threads):
+    with torch_threads(1 if threads is None and not isinstance(settings, Convolutional) else threads):
         data = build_data(settings, root)
         training = start_training(settings, data, torch_device)
         directory = RunDirectory(out)
         with directory.locked(settings.record()):
-            directory.start(current_environment(torch_device))
+            directory.start(current_environment(torch_device, data.digest))
             try:
                 result = yield from train(settings, training, data, torch_device, directory, displays, until)
             except (KeyboardInterrupt, Interrupted):

@@ -97,7 +97,8 @@ class RunDirectory:
                 changes.append(f"{name} {then} before, {now} now")
         if before and changes:
             warnings.warn(f"{self.path} resumes elsewhere ({', '.join(changes)}): results may differ", stacklevel=2)
-            environment = replace(environment, earlier=[*before.earlier, to_json(replace(before, earlier=()))])
+            known = {name: value for name, value in to_json(replace(before, earlier=())).items() if value is not None}
+            environment = replace(environment, earlier=[*before.earlier, known])
         if changes or not before:
             write_json(self.path / ENVIRONMENT_FILE, to_json(environment))
         (self.path / FAILURE_FILE).unlink(missing_ok=True)

@@ -7,6 +7,7 @@ The help of an option is the string below it. Nothing here imports torch: the co
 import math
 import re
 from dataclasses import asdict, dataclass, replace
+from pathlib import PurePath
 from typing import Any, ClassVar, Literal
 
 from ..defaults import STRATEGY
@@ -21,7 +22,7 @@ PRESET = "preset"
 """The preset's name in settings.json."""
 Schedule = Literal["dynamic", "linear", "batched"]
 Metric = Literal["effective_dimension", "orthogonality"]
-Decay = Literal["none", "cosine"]
+Decay = Literal["none", "cosine", "final"]
 _STRATEGY, _OF_SHAPES = "strategy", ("shape", "shape_of")
 
 
@@ -67,7 +68,8 @@ class Settings:
     learning_rate: float = 3e-4
     """Learning rate of Adam."""
     decay: Decay = "none"
-    """Decay of the learning rate: none, or to 0 along a cosine over the whole training."""
+    """Decay of the learning rate: none, to 0 along a cosine over the whole training, or in a straight line over its
+    last fifth (final)."""
     gamma: float | None = None
     """Factor of the trigger's baseline: the network grows while the metric is above gamma times the baseline. By
     default that of the strategy's trigger."""
@@ -155,6 +157,10 @@ class Settings:
         """The name of the data set in `shapes.SHAPES`."""
         return self.data
 
+    def epoch_steps(self, samples: int) -> int:
+        """Gradient steps of an epoch, of so many training samples."""
+        return math.ceil(samples / self.batch)
+
     @property
     def usual_epochs(self) -> int:
         """The preset's number of epochs."""
@@ -176,6 +182,7 @@ class Settings:
         parts = [self.strategy, *([shape] if shape else []), *([self.schedule] if self.schedule != "dynamic" else [])]
         for name, value in asdict(self).items():
             if name not in (_STRATEGY, *_OF_SHAPES) and value != getattr(usual, name):
+                value = PurePath(value).stem if name == "text" else value
                 parts.append(name.replace("_", "-") + ("" if value is True else f"-{value}"))
         return "-".join([*parts, f"seed{self.seed}"])
 
@@ -212,3 +219,39 @@ class Convolutional(Settings):
     """Use only this many images of the training split."""
     test_images: int | None = None
     """Use only this many images of the test split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language(Settings):
+    """A causal transformer that predicts the next character; its size is its number of blocks."""
+
+    part: ClassVar[int] = 100
+    """Gradient steps of an epoch: a pass through the text would take longer than a training."""
+
+    epochs: int = 20
+    """Parts of 100 gradient steps, after each of which the network is tested."""
+    batch: int = 24
+    """Windows of the text per gradient step."""
+    learning_rate: float = 3e-3
+    decay: Decay = "final"
+    text: str | None = None
+    """A text file in UTF-8 to learn, instead of the default; its last tenth is for validation and testing."""
+    holdout: float = 0.0
+    """If it is positive, measure on the validation part of the text instead of the test part."""
+    initial: int = 3
+    """Blocks at the start."""
+    medium: int = 6
+    """Blocks of the medium static network."""
+    maximum: int = 6
+    """Blocks of the big static network."""
+    length: int = 64
+    """Characters of a window."""
+    stream: int = 64
+    """Size of the residual stream."""
+    heads: int = 4
+    """Heads of each block at the start, of 16 entries each."""
+    neurons: int = 256
+    """Neurons of each block's dense layer at the start."""
+
+    def epoch_steps(self, samples: int) -> int:
+        return min(self.part, math.ceil(samples / self.batch))

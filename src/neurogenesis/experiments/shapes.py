@@ -9,6 +9,7 @@ SHAPES: dict[str, tuple[int, tuple[int, ...], int]] = {
     "fashion-mnist": (60_000, (784,), 10),
     "cifar10": (50_000, (3, 32, 32), 10),
     "cifar100": (50_000, (3, 32, 32), 100),
+    "stdlib": (66_000, (64,), 97),
     "tabular/diabetes": (309, (10,), 1),
     "tabular/cancer": (398, (30,), 2),
     "tabular/wine": (124, (13,), 3),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,11 @@ from .errors import UsageError
 from .progress import Display
 from .record import Checkpoint, Epoch, Result, Sizes, Step, Totals
 from .run_directory import RunDirectory
-from .settings import Convolutional, Settings
+from .settings import Convolutional, Decay, Language, Settings
 from .signals import Interrupted, collect_signals
+
+GRADIENT_STEP = 3
+"""A gradient step takes so many times the operations of its forward pass."""
 
 
 @dataclass
@@ -32,7 +36,10 @@ class Training:
     decay: torch.optim.lr_scheduler.LRScheduler | None
     grower: ng.Grower | None  # None for static networks: they are trained without the library
     widths: Sizes
+    sample: Tensor  # an input, to count operations
     parameters: int = 0
+    flops: int = 0  # of a forward pass of one sample
+    training_flops: int | None = 0  # so far
     step: int = 0
     totals: Totals = field(default_factory=Totals)
 
@@ -40,6 +47,7 @@ class Training:
         """Update `widths` and `parameters` after growth."""
         self.widths = self.widths if self.grower is None else self.grower.widths
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.flops = ng.flops(self.model, self.sample)
 
     def checkpoint(self) -> Checkpoint:
         return Checkpoint(
@@ -49,6 +57,7 @@ class Training:
             grower=None if self.grower is None else self.grower.state_dict(),
             step=self.step,
             epoch=dict(vars(self.totals)),
+            flops=self.training_flops,
         )
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -61,21 +70,39 @@ class Training:
             assert checkpoint.decay is not None
             self.decay.load_state_dict(dict(checkpoint.decay))
         self.step, self.totals = checkpoint.step, Totals(**checkpoint.epoch)
+        self.training_flops = checkpoint.flops
         self.update_sizes()
 
 
 def start_training(settings: Settings, data: Data, device: torch.device) -> Training:
     """Network, optimizer and grower before the first gradient step."""
-    steps = settings.epochs * math.ceil(len(data.train[0]) / settings.batch)
+    steps = settings.epochs * settings.epoch_steps(len(data.train[0]))
     model = build_network(settings, data).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    decay = None
-    if settings.decay == "cosine":
-        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    decay = _decay(settings.decay, optimizer, steps)
     grower = None if settings.static else _grower(settings, model, optimizer, data, device, steps)
-    training = Training(model, optimizer, decay, grower, initial_widths(settings))
+    training = Training(model, optimizer, decay, grower, initial_widths(settings), data.train[0][:1].to(device))
     training.update_sizes()
     return training
+
+
+def _decay(name: Decay, optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """The scheduler of the learning rate; None if it stays constant."""
+    if name == "cosine":
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    if name == "final":
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_final, steps))
+    return None
+
+
+def _final(steps: int, step: int) -> float:
+    """The factor of the learning rate at a step: 1, and falling to 0 in the last fifth.
+
+    Example:
+        >>> [_final(100, step) for step in (0, 80, 90, 100)]
+        [1.0, 1.0, 0.5, 0.0]
+    """
+    return min(1.0, 5 * (steps - step) / steps)
 
 
 def _grower(
@@ -88,13 +115,16 @@ def _grower(
 ) -> ng.Grower:
     """The grower, with its buffer of activations filled."""
     inputs = data.train[0]
+    language = isinstance(settings, Language)  # its size is its depth, and its stream grows by schedules only
+    limit = None if language else widths_of(settings, settings.sizes["big"])
     try:
         grower = ng.Grower(
             model,
             optimizer,
             build_strategy(settings, steps),
             example=inputs[:2].to(device),
-            max_width=widths_of(settings, settings.sizes["big"]),
+            max_width=limit,
+            exclude=["stream"] if language else [],
             every=settings.every,
             tie=TIES.get(getattr(settings, "network", ""), ()),
             buffer=settings.buffer,
@@ -126,6 +156,8 @@ def gradient_step(training: Training, x: Tensor, y: Tensor, epoch: int) -> Step:
     training.optimizer.step()
     if training.decay is not None:
         training.decay.step()
+    if training.training_flops is not None:
+        training.training_flops += GRADIENT_STEP * training.flops * len(x)
     value = loss.item()  # waits for the device, which makes the times comparable
     trained = time.perf_counter()
     events: list[ng.Event] = []
@@ -169,8 +201,10 @@ def _add(totals: Totals, step: Step, samples: int) -> None:
 
 
 def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of labels, or the mean squared error of real targets."""
-    return (nn.functional.mse_loss if y.is_floating_point() else nn.functional.cross_entropy)(outputs, y)
+    """Cross-entropy of labels, or the mean squared error of real targets; their mean over all positions."""
+    if y.is_floating_point():
+        return nn.functional.mse_loss(outputs, y)
+    return nn.functional.cross_entropy(outputs.flatten(0, -2), y.flatten())
 
 
 @torch.no_grad()
@@ -184,7 +218,7 @@ def accuracy_and_loss(model: nn.Module, samples: tuple[Tensor, Tensor], batch: i
     if y.is_floating_point():
         variance = y.var(correction=0).item()
         return 1 - loss / variance if variance else 0.0, loss
-    return (outputs.argmax(1) == y).sum().item() / len(y), loss
+    return (outputs.argmax(-1) == y).sum().item() / y.numel(), loss
 
 
 def train(
@@ -202,7 +236,7 @@ def train(
     """
     x, y = (part.to(device) for part in data.train)
     test = data.test[0].to(device), data.test[1].to(device)
-    batches = math.ceil(len(x) / settings.batch)
+    batches = settings.epoch_steps(len(x))
     steps = batches * settings.epochs
     between_tests = math.ceil(settings.steps_between_tests / batches)  # epochs
     last = min(until or settings.epochs, settings.epochs)
@@ -218,8 +252,9 @@ def train(
             past = (epoch - 1) % between_tests  # epochs since the latest test
             if past == 0 and settings.patience is not None and _is_over(losses, training.step, settings.patience):
                 break
-            order = sample_order(len(x), settings.seed, epoch).to(device).split(settings.batch)  # type: ignore[no-untyped-call]
-            for batch in order[training.step % batches :]:
+            order = sample_order(len(x), settings.seed, epoch)[: batches * settings.batch].to(device)
+            samples = len(order)
+            for batch in order.split(settings.batch)[training.step % batches :]:  # type: ignore[no-untyped-call]
                 step = gradient_step(training, x[batch], y[batch], epoch)
                 if step.loss is None or not math.isfinite(step.loss):
                     raise UsageError(
@@ -232,7 +267,7 @@ def train(
                     directory.save(training.checkpoint())
                     raise _interrupted(f"step {training.step} of {steps}", directory)
             if past + 1 == between_tests or epoch == settings.epochs:
-                line = _finish_epoch(training, epoch, (past + 1) * len(x), test)
+                line = _finish_epoch(settings, training, epoch, (past + 1) * samples, test)
                 losses.append(line.test_loss)
                 directory.add(line)
                 directory.save(training.checkpoint())
@@ -275,7 +310,9 @@ def _is_over(losses: Sequence[float | None], steps: int, patience: float) -> boo
 _LEAST_STEPS = 300
 
 
-def _finish_epoch(training: Training, epoch: int, samples: int, test: tuple[Tensor, Tensor]) -> Epoch:
+def _finish_epoch(
+    settings: Settings, training: Training, epoch: int, samples: int, test: tuple[Tensor, Tensor]
+) -> Epoch:
     """Test the network, and start the totals of the next epoch."""
     started = time.perf_counter()
     accuracy, test_loss = accuracy_and_loss(training.model, test)
@@ -287,6 +324,9 @@ def _finish_epoch(training: Training, epoch: int, samples: int, test: tuple[Tens
         accuracy=accuracy,
         test_loss=_single(test_loss),
         parameters=training.parameters,
+        flops=training.flops,
+        training_flops=training.training_flops,
+        bits_per_character=_single(test_loss / math.log(2)) if isinstance(settings, Language) else None,
         widths=training.widths,
         train_seconds=round(totals.seconds, 6),
         trigger_seconds=round(totals.trigger_seconds, 6),
@@ -304,6 +344,9 @@ def _result(epochs: list[Epoch], initial_widths: Sizes, standard_widths: Sizes |
         test_loss=last.test_loss,
         lowest_test_loss=_lowest([epoch.test_loss for epoch in epochs]),
         parameters=last.parameters,
+        flops=last.flops,
+        training_flops=last.training_flops,
+        bits_per_character=last.bits_per_character,
         widths=last.widths,
         initial_widths=initial_widths,
         standard_widths=standard_widths,

@@ -18,6 +18,7 @@ from ..passes.replay import ModelCall
 from ..passes.samples import Samples
 from ..passes.training import TrainingPasses
 from ..strategies import Strategy
+from ..structure.axes import Structure
 from ..structure.examples import Examples, examples_in
 from ..structure.modes import ordinary_tensors
 from ..structure.saved_sizes import SavedSizes
@@ -53,9 +54,10 @@ class Grower:
             batch. Layers that it does not use are resized when they are first called.
         max_width: the maximum size of each width: an int (number of neurons), a factor of the initial size (``2.0`` or
             ``"2x"``), or a mapping from names to these. By default 64 times the initial size with 'need', 16 times with
-            strategies that do not stop by themselves, and unlimited with others or if `max_parameters` is given.
+            strategies that do not stop by themselves, and unlimited with others or if there is a budget.
         max_parameters: the maximum number of parameters of the model; unlimited by default. When it is reached, neurons
             go to the widths that want most of them per parameter.
+        max_flops: the same for the floating-point operations of a forward pass of one sample; see `neurogenesis.flops`.
         round_to: grow widths to multiples of this number, such as 8, which suits hardware.
         include: patterns of the widths to grow, such as ``["features.*"]``; all by default.
         exclude: patterns of widths not to grow.
@@ -92,7 +94,7 @@ class Grower:
         {'0': 10}
     """
 
-    strategy, max_width, max_parameters, round_to = Setting(), Setting(), Setting(), Setting()
+    strategy, max_width, max_parameters, max_flops, round_to = Setting(), Setting(), Setting(), Setting(), Setting()
     include, exclude, tie, frozen = Setting(), Setting(), Setting(), Setting()
     ages, margin, prune = Setting(), Setting(), Setting()
 
@@ -105,6 +107,7 @@ class Grower:
         example: Examples | None = None,
         max_width: MaxWidth = None,
         max_parameters: int | None = None,
+        max_flops: int | None = None,
         round_to: int = 1,
         include: Sequence[str] | None = None,
         exclude: Sequence[str] = (),
@@ -122,9 +125,9 @@ class Grower:
         self.model = checked_model(model)
         optimizers = checked_optimizers(self.model, optimizer)
         self.settings = Settings.checked(
-            self.model, strategy, max_width=max_width, max_parameters=max_parameters, round_to=round_to,
-            include=include, exclude=exclude, tie=tie, prune=prune, frozen=frozen, training_samples=training_samples,
-            every=every, buffer=buffer, ages=ages, margin=margin,
+            self.model, strategy, max_width=max_width, max_parameters=max_parameters, max_flops=max_flops,
+            round_to=round_to, include=include, exclude=exclude, tie=tie, prune=prune, frozen=frozen,
+            training_samples=training_samples, every=every, buffer=buffer, ages=ages, margin=margin,
         )  # fmt: skip
         if ema is not None:
             check_average(self.model, ema)
@@ -176,6 +179,21 @@ class Grower:
         return {layer.name: layer.size for layer in self.layers}
 
     @property
+    def flops(self) -> int:
+        """Floating-point operations of a forward pass of one sample, as `neurogenesis.flops` counts them."""
+        return 0 if self._structure is None else self._structure.flops_with()
+
+    @property
+    def training_flops(self) -> int:
+        """Those of all training passes so far: three times the forward pass each. What growing itself takes is not
+        among them."""
+        return self._recorder.compute.total(self._structure)
+
+    @property
+    def _structure(self) -> Structure | None:
+        return None if self._watching.widths is None else self._watching.widths.structure
+
+    @property
     def layers(self) -> list[Layer]:
         """Layers of the watched widths, as triggers and initializations see them."""
         return list(self._watching.layers)
@@ -206,7 +224,8 @@ class Grower:
 
     def __str__(self) -> str:
         layers = None if self._watching.watched is None else self.layers
-        return overview(self.strategy, layers, self.history, self._schedule.waiting(self.steps), self._looks.missing)
+        waiting, compute = self._schedule.waiting(self.steps), (self.flops, self.training_flops)
+        return overview(self.strategy, layers, self.history, waiting, self._looks.missing, *compute)
 
     def _begin(self, calls: Sequence[ModelCall]) -> None:
         """Find the widths in calls of the model, unless they are known, and watch those that can grow."""
@@ -315,6 +334,7 @@ class Grower:
             self._notices.warn(problem)
         else:
             self.steps += 1
+            self._recorder.compute.settle(self._structure)
             if not self._watch_called():  # what was recorded at this step lacks the layers
                 events = self._look(closure)
         if (more := self._watching.more_widths()) is not None:
@@ -342,7 +362,8 @@ class Grower:
     def state_dict(self) -> dict[str, Any]:
         """State needed to resume growth: sizes, baselines, buffered inputs, the random state and the history."""
         self._watch_called()
-        return {"strategy": repr(self.strategy), "steps": self.steps, **self._growth.state()}
+        numbers = {"steps": self.steps, "training_flops": self.training_flops}
+        return {"strategy": repr(self.strategy), **numbers, **self._growth.state()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -358,6 +379,7 @@ class Grower:
             resize_to_saved(surgery, {}, SavedSizes(state.get("sizes", {})), known=self._watching.widths)
         self._growth.load(state)
         self.steps = state["steps"]
+        self._recorder.compute.load(state.get("training_flops", 0))
         self._recorder.start_step()
         self._prepare_passes()
 

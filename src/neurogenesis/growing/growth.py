@@ -48,12 +48,12 @@ Addition = tuple[Request, Neurons]
 
 
 def new_neurons(requests: Sequence[Request], settings: Settings, generator: torch.Generator) -> list[Addition]:
-    """The neurons of all layers that get some, within the budget of parameters."""
+    """The neurons of all layers that get some, within the budget."""
     if not requests:
         return []
     model, additions = requests[0].layer.model, []
     wanted = [(each.layer, each.count) for each in requests]
-    counts = shares(model, settings.max_parameters, wanted, settings.round_to)
+    counts = shares(model, settings.budget, wanted, settings.round_to)
     for each, count in zip(requests, counts, strict=True):
         if count:
             seed = int(torch.randint(2**31, (1,), generator=generator))

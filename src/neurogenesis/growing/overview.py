@@ -19,6 +19,8 @@ def overview(
     history: History,
     next_looks: Mapping[str, int],
     missing: Mapping[str, str],
+    flops: int,
+    training_flops: int,
 ) -> str:
     """Table of the widths of a `Grower`, one line each, or a note if they are not known yet.
 
@@ -28,6 +30,8 @@ def overview(
         history: what the trigger has seen.
         next_looks: the step of the next look at each width that is not looked at for a while.
         missing: what was missing at the latest look before a width could be measured, if something was.
+        flops: floating-point operations of a forward pass of one sample.
+        training_flops: those of the training so far.
     """
     if layers is None:
         return "before the first batch: the widths are not known yet (pass example= to find them immediately)"
@@ -48,14 +52,28 @@ def overview(
                 _state(strategy, layer, seen, next_looks.get(layer.name), missing.get(layer.name)),
             )
         )
-    return table(("width", "size", "maximum", "measured", "threshold", "at step", ""), rows)
+    widths = table(("width", "size", "maximum", "measured", "threshold", "at step", ""), rows)
+    return f"{widths}\n{in_flops(flops)} for a sample, {in_flops(training_flops)} of training so far"
+
+
+def in_flops(count: int) -> str:
+    """A number of floating-point operations with a unit.
+
+    Example:
+        >>> in_flops(640), in_flops(2_832_334_848_000)
+        ('640 FLOPs', '2.83 TFLOPs')
+    """
+    number, units = float(count), ["", "k", "M", "G", "T", "P", "E"]
+    while abs(number) >= 999.5 and len(units) > 1:
+        number, units = number / 1000, units[1:]
+    return f"{number:.3g} {units[0]}FLOPs"
 
 
 def _state(
     strategy: Strategy, layer: Layer, seen: Observation | None, next_look: int | None, missing: str | None
 ) -> str:
     if layer.full:
-        return "no parameters left" if layer.out_of_budget else "at its maximum"
+        return "nothing left of the budget" if layer.out_of_budget else "at its maximum"
     if next_look is not None:
         return f"next look at step {next_look}"
     if seen is None:

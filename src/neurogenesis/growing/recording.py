@@ -17,6 +17,7 @@ from ..passes.samples import Samples
 from ..passes.taps import Taps
 from ..structure.examples import tensors_in
 from ..structure.wrappers import active_wrapper, wrappers_of
+from .compute import Compute
 from .settings import Settings
 
 APART = "there are several processes, but the model is not wrapped in DistributedDataParallel: each grows its own"
@@ -78,7 +79,7 @@ class Recorder:
         self.model, self.buffer, self.samples = model, buffer, samples
         self.counts_samples, self.keep_inputs = settings.counts_samples, settings.keep_inputs
         self.taps = Taps(model)
-        self.since = SinceStep()
+        self.since, self.compute = SinceStep(), Compute()
         self.processes: Processes = ALONE
         self._call: ModelCall | None = None  # the latest pass that was recorded
         self._unseen = False  # whether the optimizer has stepped since the last call of `Grower.step`
@@ -94,6 +95,7 @@ class Recorder:
     def begin_pass(self, call: ModelCall) -> None:
         """Record a training pass that begins."""
         self._call = call
+        self.compute.add(call.args, call.kwargs)
         if self.counts_samples:
             self.samples.add(call)
         if self.keep_inputs:
@@ -115,6 +117,7 @@ class Recorder:
     def count_pass(self, args: Any, kwargs: Any) -> None:
         """Count a pass of which nothing is recorded but its samples, as long as these are not known."""
         self.since.backward_visible, self.since.synchronized = False, True
+        self.compute.add(args, kwargs)
         self._count_pass()
         if self.counts_samples and not self.samples.known:
             self.samples.add(ModelCall.of(args, kwargs))
@@ -122,6 +125,7 @@ class Recorder:
     def add_compiled_pass(self, inputs: Sequence[Tensor]) -> None:
         """Record a pass that runs compiled; arguments other than tensors are those of the last eager pass."""
         self._count_pass()
+        self.compute.add(inputs, {})
         self.since.backward_visible = False
         like = self._call
         if self.keep_inputs and like is not None and len(like.tensors) == len(inputs):

@@ -11,6 +11,7 @@ from torch import nn
 from ..strategies import Strategy
 from ..strategies import strategy as as_strategy
 from ..triggers import Size
+from .budget import Budget
 
 MaxWidth = Size | Mapping[str, Size] | None
 
@@ -22,6 +23,7 @@ class Settings:
     strategy: Strategy
     max_width: MaxWidth
     max_parameters: int | None
+    max_flops: int | None
     round_to: int
     include: Sequence[str]
     exclude: Sequence[str]
@@ -45,7 +47,7 @@ class Settings:
     ) -> Settings:
         """Settings for a model; raises if they make no sense."""
         chosen = as_strategy(strategy)
-        for name in ("every", "buffer", "max_parameters", "round_to", "training_samples"):
+        for name in ("every", "buffer", "max_parameters", "max_flops", "round_to", "training_samples"):
             check_positive(name, others[name])
         limit, present = others["max_parameters"], sum(parameter.numel() for parameter in model.parameters())
         if limit is not None and limit < present:
@@ -53,6 +55,11 @@ class Settings:
         included = ["*"] if include is None else _patterns(include, "include")
         excluded = _patterns(exclude, "exclude")
         return Settings(chosen, include=included, exclude=excluded, **others)
+
+    @property
+    def budget(self) -> Budget:
+        """The limits on the size of the model."""
+        return Budget(self.max_parameters, self.max_flops)
 
     @property
     def keep_inputs(self) -> bool:
@@ -69,7 +76,8 @@ class Settings:
         """The settings that must be the same in all processes."""
         return {
             "strategy": repr(self.strategy),
-            "max_width, max_parameters, round_to": (self.max_width, self.max_parameters, self.round_to),
+            "max_width, round_to": (self.max_width, self.round_to),
+            "max_parameters, max_flops": (self.max_parameters, self.max_flops),
             "include, exclude, tie, frozen": (self.include, self.exclude, self.tie, self.frozen),
             "buffer": self.buffer,
             "training_samples": self.training_samples,

@@ -99,6 +99,8 @@ class Watching:
             known: all widths of the model.
             compiled: whether the model is compiled; see `LateLayers.watch`.
         """
+        if self.watched is None:
+            self._settings.budget.check(known.structure)
         notices_calls = not compiled and not wrappers_of(self.model)
         with torch.enable_grad(), saving_apart(), internal_run(self.model):
             watched = make_watched(
@@ -139,10 +141,10 @@ class Watching:
         return found
 
     def check_budget(self) -> None:
-        """Mark the layers that cannot grow any more, because the budget has too few parameters left."""
-        limit, round_to = self._settings.max_parameters, self._settings.round_to
+        """Mark the layers that cannot grow any more, because too little of the budget is left."""
+        budget, round_to = self._settings.budget, self._settings.round_to
         for layer in self.layers:
-            layer.out_of_budget = not affordable(self.model, limit, layer, round_to)
+            layer.out_of_budget = not affordable(self.model, budget, layer, round_to)
 
     def start_again(self) -> None:
         """Wait for the first training pass."""
@@ -236,7 +238,7 @@ def make_watched(
 
 def set_limits(layers: Sequence[Layer], known: Widths, settings: Settings, *, begun: bool) -> frozenset[str]:
     """Set the maximum sizes of layers; returns the names of those whose maximum is the strategy's limit."""
-    limit = float(settings.strategy.trigger.limit) if settings.max_parameters is None else math.inf
+    limit = float(settings.strategy.trigger.limit) if settings.budget.unlimited else math.inf
     return frozenset(set_maximum_sizes(layers, known, settings.max_width, settings.round_to, limit, begun))
 
 

@@ -5,6 +5,7 @@ A report is made from the records on disk alone, in these steps:
 =======================  ===============================================================
 `reading`                finds the records and reads them into the classes of `runs`
 `steps`                  summarizes the gradient steps of a run
+`speeds`                 training times when nothing disturbed them
 `sections`               groups the runs of a study by configuration
 `against_static`         compares grown networks with static ones of several sizes
 `searches`               searches for settings next to grown networks

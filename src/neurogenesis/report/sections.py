@@ -22,7 +22,10 @@ _NEVER_VARIED = (NAMES.preset, NAMES.strategy, NAMES.seed, NAMES.least, NAMES.sh
 _FIRST = (
     NAMES.schedule, NAMES.metric, NAMES.gamma, NAMES.batch, NAMES.learning_rate, NAMES.hidden, NAMES.features,
 )  # fmt: skip
-_NUMBERS = ("seed", "accuracy", "parameters", "seconds", "steps", "test_loss", "lowest_test_loss")
+_NUMBERS = (
+    "seed", "accuracy", "parameters", "seconds", "steps", "test_loss", "lowest_test_loss", "bits_per_character",
+    "flops", "training_flops",
+)  # fmt: skip
 
 
 def results_frame(pairs: Sequence[tuple[Any, Result]]) -> pd.DataFrame:

@@ -97,6 +97,7 @@ def results_table(section: Section) -> Table:
     """For each configuration its accuracy, parameters, final widths and training time."""
     unit, length = time_unit(max(section.results["seconds"], default=0.0))
     layers = section.widths
+    measured = [each for each in _MEASURED if section.results[each[1]].notna().any()]
     rows = []
     for place, c in enumerate(section.configurations):
         rows.append(
@@ -104,6 +105,7 @@ def results_table(section: Section) -> Table:
                 **_identity(section, place, c),
                 "runs": seeds(c),
                 f"{section.accuracy}, %": mean_cell(c.results["accuracy"], ".2f"),
+                **{title: _known(c.results[name] / scale, form) for title, name, scale, form in measured},
                 "parameters": mean_cell(c.results["parameters"], ",.0f"),
                 **(_each_width(c, layers) if len(layers) <= _FEW else {"relative widths": _relative_widths(c, layers)}),
                 f"training time, {unit}": time_cell(c.results["seconds"], length),
@@ -113,6 +115,18 @@ def results_table(section: Section) -> Table:
     if len(layers) > _FEW:
         caption += f" Widths are relative to {section.reference}, from the first layer to the last."
     return make_table("Results", caption, rows)
+
+
+_MEASURED = (
+    ("bits per character", "bits_per_character", 1, ".3f"),
+    ("a sample, MFLOPs", "flops", 1e6, ",.3g"),
+    ("training, GFLOPs", "training_flops", 1e9, ",.4g"),
+)
+"""What only some runs have: title, name, scale and form."""
+
+
+def _known(values: pd.Series, form: str) -> Cell:
+    return mean_cell(values.dropna(), form)
 
 
 def cost_table(section: Section) -> Table | None:

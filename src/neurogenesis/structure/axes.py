@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .compensations import Compensations
 from .edits import Average, Copies, Edit, Scale
 from .fills import COPY, MEAN, ONE, RANDOM, RMS, ZERO, FanIn, Fill, new_values
+from .flops import Work
 from .labels import Attribute, AttributeValue
 from .paths import tensor_at
 from .reasons import Reason
@@ -121,6 +122,7 @@ class Structure:
         self.given: dict[tuple[str, int], tuple[Fill, frozenset[str]]] = {}
         self.behind_norm: dict[tuple[str, int], bool] = {}  # of consumers, whether all they read comes from a norm
         self.counted: list[tuple[Term, Counted]] = []  # axes that count something else than neurons
+        self.work: Work | None = None  # of a forward pass on the first example
         # Axes of weights under weight norm: the axis that indexes the normalized slices, and the axes within a slice.
         self.normed_along: set[tuple[str, int]] = set()
         self.normed_across: set[tuple[str, int]] = set()
@@ -385,6 +387,10 @@ class Structure:
             prod(size(term, sizes) for term in self.axes[name]) if name in self.axes else own.numel()
             for name, own in model.named_parameters()
         )
+
+    def flops_with(self, sizes: Sizes | None = None) -> int:
+        """Floating-point operations of a forward pass of one sample at other widths; see `structure.flops`."""
+        return 0 if self.work is None else self.work.flops(self.axes, sizes) // self.work.samples
 
 
 _PRECEDENCE = {"carrier": 0, "producer": 1, "consumer": 2}

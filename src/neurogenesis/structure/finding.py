@@ -106,6 +106,8 @@ def find_widths(
         for key, seen in tracer.operations.items():
             operations.setdefault(key, []).extend(seen)
         structure.add(tracer, copies)
+        if number == 0:  # in training mode, if that works
+            structure.work = tracer.work
         used |= tracer.used
         called |= tracer.called
         structure.by_values |= tracer.by_values

@@ -31,6 +31,7 @@ from .calls import ModuleCall, OperationCall
 from .compensations import Compensations
 from .derived import derived
 from .examples import Example, call_model, copied_example, tensors_in
+from .flops import Hidden, Work, is_counted, multiplications, operations_of
 from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
 from .norms import Norm, output_of
 from .randomness import constant_randomness
@@ -92,6 +93,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.compensations = Compensations()
         self.masks: set[str] = set()  # tensors that weights are multiplied by elementwise
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
+        self.work: Work | None = None  # of the run
         self._stored: dict[tuple[str, str], Term] = {}
         self._constant_calls: Counter[nn.Module] = Counter()
         self._reached: set[nn.Module] = set()  # modules whose input has depended on the model's input
@@ -161,6 +163,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = OperationCall(self, func, args, kwargs or {})
         if self._inside_opaque(self.frames):  # the module's rule describes it
             result = func(*args, **(kwargs or {}))
+            self._count_hidden(operations_of(func, args, kwargs or {}, result))
             if torch.Tag.nondeterministic_seeded in func.tags:
                 call.outputs = list(tensors_in(result))
                 constant_randomness(call.name, call.arguments.get("input"), call.outputs)
@@ -178,7 +181,18 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             constant_randomness(call.name, call.arguments.get("input"), call.outputs)
         if call.outputs:
             self._label_outputs(call, rule_for(func), inputs)
+            if self.work is not None and is_counted(name := call.name.removeprefix("aten.")):
+                self.work.factors += multiplications(name, call.arguments, call.outputs[0], call.axes)
         return result
+
+    def _count_hidden(self, operations: int) -> None:
+        """Count operations inside a module that a rule describes."""
+        if self.work is None or not operations:
+            return
+        frame = next(frame for frame in self.frames if frame.opaque)
+        own = {id(tensor) for tensor in (*frame.module.parameters(), *frame.module.buffers())}
+        names = tuple(name for name, tensor in self.tensors.items() if id(tensor) in own)
+        self.work.hidden.append(Hidden(operations, names, sum(self.tensors[name].numel() for name in names)))
 
     def _failure(self, call: OperationCall, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
         """Build the error for a failed operation: blame the axes that its rule finds in conflict, or else all."""
@@ -295,6 +309,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
     """Run the model under a tracer, with `tensors` in place of its parameters and buffers; return the outputs."""
     copies: dict[Tensor, Tensor] = {}
     example = copied_example(example, copies)  # a model may change its input in place
+    tracer.work = Work.on(example)
     for tensor in copies.values():
         tracer.label_input(tensor)
 

@@ -1,4 +1,5 @@
-"""Data sets as tensors: `load` finds, downloads, verifies and reads one; `generated` and `table` make one.
+"""Data sets as tensors: `load` finds, downloads, verifies and reads one; `generated` and `table` make one; `windows`
+cuts one out of a text.
 
 Files are searched for in a directory: the argument `root`, else the environment variable NEUROGENESIS_DATA, else the
 user's cache. Each data set has its own subdirectory, with the original files:
@@ -16,6 +17,7 @@ from .loading import download, load, names
 from .samples import Data, DataError
 from .sources import SOURCES, File, Source
 from .tables import table
+from .text import Text, standard_library, text_file, windows
 
 __all__ = [
     "SOURCES",
@@ -23,11 +25,15 @@ __all__ = [
     "DataError",
     "File",
     "Source",
+    "Text",
     "download",
     "generated",
     "load",
     "names",
     "read_cifar",
     "read_idx",
+    "standard_library",
     "table",
+    "text_file",
+    "windows",
 ]

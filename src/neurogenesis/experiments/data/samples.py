@@ -18,12 +18,14 @@ class DataError(UsageError):
 class Data:
     """Inputs (float32) and targets, for training and for testing: labels (int64) or real numbers (float32, in columns).
 
-    `classes` is the number of the network's outputs: the number of classes, or 1 for regression.
+    `classes` is the number of the network's outputs: the number of classes, or 1 for regression. Data that differs
+    between machines has a digest. The targets of text are those of each position.
     """
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     classes: int
+    digest: str | None = None
 
     def holding_out(self, fraction: float, seed: int) -> Data:
         """Replace the test samples by a random fraction of the training samples, which are then not trained on.

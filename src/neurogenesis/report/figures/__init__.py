@@ -6,6 +6,7 @@ from ..sections import Section
 from .against_size import against_size
 from .against_static import against_static
 from .comparisons import SETTINGS, features, schedules, sensitivity
+from .compute import compute
 from .curves import learning_curves
 from .figure import Figure
 from .searches import searching
@@ -20,6 +21,7 @@ def figures(section: Section, palette: Palette) -> list[Figure]:
     """The figures of a section, in the order of reading."""
     by_features = features(section, palette)
     candidates = [
+        compute(section, palette),
         by_features,
         None if by_features else against_size(section, palette),  # sizes for different data are not comparable
         schedules(section, palette),

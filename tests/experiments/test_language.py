@@ -1,0 +1,222 @@
+"""Networks that predict characters: the text and its division, the transformer, runs, and their report."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import neurogenesis as ng
+from neurogenesis import report
+from neurogenesis.experiments.building import build_data, build_network
+from neurogenesis.experiments.data import DataError, Text, standard_library, text_file, windows
+from neurogenesis.experiments.presets import PRESETS
+from neurogenesis.experiments.record import CHECKPOINT_FILE
+from neurogenesis.experiments.run import run, run_epochs
+from neurogenesis.experiments.settings import Settings
+from neurogenesis.experiments.training import start_training
+from neurogenesis.report.reading import read
+from neurogenesis.report.speeds import undisturbed_seconds
+from tests.runs import assert_same_run, lines, records
+
+TEXT = "".join(f"def f{number}(x):\n    return x + {number * number}\n\n\n" for number in range(150))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, "utf-8")
+    return path
+
+
+def tiny(text: Path, **changes: Any) -> Settings:
+    """Settings of a run that takes a second."""
+    small = {"length": 8, "stream": 16, "heads": 1, "neurons": 16, "strategy": "static", "epochs": 2, "batch": 12}
+    small |= {"shape": "1"} if changes.get("strategy", "static") == "static" else {"initial": 1}
+    return PRESETS["gpt-stdlib"](text=str(text), **{**small, **changes})
+
+
+# --- text -----------------------------------------------------------------------------------------------------
+
+
+def test_modules_are_divided_by_their_order(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / f"m{number:02}.py").write_text(f"{number};", "utf-8")
+    (tmp_path / "_sysconfigdata_here.py").write_text("paths of this machine", "utf-8")
+    (tmp_path / "notes.txt").write_text("no module", "utf-8")
+    found = standard_library(tmp_path)
+    assert (found.test, found.validation) == ("9;29;", "19;39;")
+    assert found.train == "".join(f"{number};" for number in range(40) if number % 10 != 9)
+    (tmp_path / "m39.py").write_text("changed", "utf-8")
+    assert standard_library(tmp_path).digest != found.digest
+    with pytest.raises(DataError, match=r"0 modules .* pass a text with --text"):
+        standard_library(tmp_path / "elsewhere")
+
+
+def test_the_standard_library_of_this_python_is_a_text() -> None:
+    found = standard_library()
+    assert "class" in found.train and len(found.train) > 1_000_000
+    assert min(len(found.validation), len(found.test)) > 50_000
+    assert found.digest == standard_library().digest
+
+
+def test_targets_are_the_next_characters() -> None:
+    data = windows(text := Text("abc" * 40, "ccb", "abcxab"), length=5)
+    (x, y), (tested, expected) = data.train, data.test
+    assert data.classes == 4 and data.digest == text.digest
+    assert torch.equal(x.flatten()[1:], y.flatten()[:-1]) and x.flatten()[:6].tolist() == [0, 1, 2, 0, 1, 2]
+    assert tested.tolist() == [[0, 1, 2, 3, 0]] and expected.tolist() == [[1, 2, 3, 0, 1]]
+    assert windows(text, length=2, validation=True).test[0].tolist() == [[2, 2]]
+
+
+def test_a_file_is_divided_into_three(text: Path) -> None:
+    found = text_file(text)
+    assert found.train + found.validation + found.test == TEXT
+    assert len(found.validation) == pytest.approx(len(found.test), abs=1) == pytest.approx(len(TEXT) / 20, abs=1)
+
+
+def test_unusable_texts_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"missing\.txt cannot be read: No such file"):
+        text_file(tmp_path / "missing.txt")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(DataError, match="is no text in UTF-8"):
+        text_file(tmp_path / "bytes")
+    with pytest.raises(DataError, match="the test part of the text has 3 characters: more than 5 are needed"):
+        windows(Text("abc" * 40, "", "abc"), length=5)
+
+
+def test_holding_out_measures_on_the_validation_part(text: Path) -> None:
+    parts = text_file(text)
+    for holdout, expected in ((0.0, parts.test), (0.1, parts.validation)):
+        data = build_data(tiny(text, holdout=holdout), None)
+        assert torch.equal(data.test[0], windows(Text(parts.train, expected, expected), 8).test[0])
+
+
+# --- the network ------------------------------------------------------------------------------------------------
+
+
+def test_the_transformer_does_not_see_what_follows(text: Path) -> None:
+    settings = tiny(text, shape="3", heads=2)
+    model = build_network(settings, build_data(settings, None))
+    assert len(model.blocks) == 3  # type: ignore[arg-type]
+    x = torch.randint(5, (2, 8))
+    changed = x.clone()
+    changed[:, 5:] += 1
+    before, after = model(x), model(changed)
+    torch.testing.assert_close(before[:, :5], after[:, :5])
+    assert not torch.allclose(before[:, 5:], after[:, 5:])
+
+
+def test_its_neurons_and_heads_can_grow(text: Path) -> None:
+    settings = tiny(text, shape="2", heads=2)
+    model = build_network(settings, build_data(settings, None))
+    x = torch.randint(5, (2, 8))
+    found, before = ng.widths(model, x), model(x)
+    assert {width.name: (width.kind, width.size) for width in found.growable if width.kind != "stream"} == {
+        f"blocks.{number}.{layer}": size
+        for number in range(2)
+        for layer, size in (("query", ("heads", 2)), ("up", ("neurons", 16)))
+    }
+    for width in found.growable:
+        ng.grow(model, width.name, width.size if width.copied else 2)
+    torch.testing.assert_close(model(x), before)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_records_bits_and_operations(text: Path, tmp_path: Path) -> None:
+    settings = tiny(text)
+    result = run(settings, tmp_path / "run")
+    data = build_data(settings, None)
+    flops = ng.flops(build_network(settings, data), data.train[0][:1])
+    assert result.bits_per_character is not None and result.test_loss is not None
+    assert result.bits_per_character == pytest.approx(result.test_loss / math.log(2), rel=1e-6)
+    assert result.bits_per_character < math.log2(data.classes) / 1.5
+    samples = min(100 * 12, len(data.train[0]))
+    assert (result.flops, result.training_flops) == (flops, 3 * flops * 2 * samples)
+    assert [line["training_flops"] for line in lines(tmp_path / "run" / "epochs.jsonl")] == [
+        3 * flops * epoch * samples for epoch in (1, 2)
+    ]
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["data"] == data.digest
+    assert result.widths == {"blocks": 1}
+
+
+def test_an_epoch_is_a_hundred_steps_on_other_windows_each_time(text: Path, tmp_path: Path) -> None:
+    settings = tiny(text, batch=4)
+    assert settings.epoch_steps(10**6) == 100 and settings.epoch_steps(10) == 3
+    assert run(settings, tmp_path / "run").steps == 200
+
+
+def test_a_resumed_run_is_the_same_to_the_last_bit(text: Path, tmp_path: Path) -> None:
+    settings = tiny(text, strategy="need", neurons=8)
+    run(settings, tmp_path / "whole")
+    for _ in run_epochs(settings, tmp_path / "parts", until=1):
+        pass
+    run(settings, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    epochs = records(tmp_path / "whole")["epochs.jsonl"]
+    assert (
+        epochs[-1]["flops"] > epochs[0]["flops"] - 1 and epochs[-1]["training_flops"] > epochs[0]["training_flops"] > 0
+    )
+
+
+def test_a_run_that_began_without_counting_goes_on_without(text: Path, tmp_path: Path) -> None:
+    settings = tiny(text)
+    for _ in run_epochs(settings, tmp_path / "run", until=1):
+        pass
+    path = tmp_path / "run" / CHECKPOINT_FILE
+    checkpoint = torch.load(path, weights_only=True)
+    torch.save({name: value for name, value in checkpoint.items() if name != "flops"}, path)
+    result = run(settings, tmp_path / "run")
+    assert result.training_flops is None and result.flops is not None
+
+
+def test_the_rate_falls_in_the_last_fifth(text: Path) -> None:
+    settings = tiny(text, epochs=1, batch=4)
+    training = start_training(settings, build_data(settings, None), torch.device("cpu"))
+    assert training.decay is not None
+    rates = []
+    for _ in range(100):
+        rates.append(training.decay.get_last_lr()[0])
+        training.optimizer.step()
+        training.decay.step()
+    assert rates[:81] == [3e-3] * 81
+    assert rates[90] == pytest.approx(1.5e-3) and rates[99] == pytest.approx(1.5e-4)
+
+
+def test_texts_with_different_names_are_different_runs(text: Path) -> None:
+    assert tiny(text).label == "static-1-epochs-2-batch-12-text-text-length-8-stream-16-heads-1-neurons-16-seed1"
+
+
+# --- the report ---------------------------------------------------------------------------------------------------
+
+
+def test_the_report_shows_bits_against_compute(text: Path, tmp_path: Path) -> None:
+    for shape in ("1", "2"):
+        run(tiny(text, shape=shape), tmp_path / "runs" / shape)
+    written = report.write([tmp_path / "runs"], tmp_path, ["md", "svg"])
+    table = next(path for path in written if path.suffix == ".md").read_text()
+    assert "| bits per character | a sample, MFLOPs | training, GFLOPs |" in table
+    figure = next(path for path in written if "loss-against-compute" in path.name).read_text()
+    assert "training, GFLOPs" in figure and "bits per character" in figure
+
+
+def test_undisturbed_times_are_those_of_the_fastest_epoch_of_the_same_size(tmp_path: Path) -> None:
+    def epoch(number: int, flops: int, seconds: float) -> dict[str, Any]:
+        widths = {"blocks": 1}
+        return {"epoch": number, "step": 10 * number, "flops": flops, "train_seconds": seconds, "widths": widths}
+
+    slow = [epoch(1, 5, 4.0), epoch(2, 5, 2.0), epoch(3, 7, 9.0), epoch(4, 7, 6.0)]  # grown in the third epoch
+    quick = [epoch(1, 5, 1.0), epoch(2, 5, 3.0)]
+    for name, epochs in (("slow", slow), ("quick", quick)):
+        (tmp_path / name).mkdir()
+        settings = {"preset": "gpt-stdlib", "strategy": "static", "seed": 1, "shape": name}
+        (tmp_path / name / "settings.json").write_text(json.dumps(settings))
+        (tmp_path / name / "epochs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in epochs))
+    found = {path.name: seconds for path, seconds in undisturbed_seconds(read([tmp_path]).runs).items()}
+    assert found == {"slow": pytest.approx(1 + 1 + 9 + 6), "quick": pytest.approx(2.0)}
