@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import neurogenesis as ng
 from neurogenesis import report
 from neurogenesis.experiments.building import build_data, build_network
 from neurogenesis.experiments.data import DataError, Text, standard_library, text_file, windows
+from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.record import CHECKPOINT_FILE
 from neurogenesis.experiments.run import run, run_epochs
@@ -220,3 +222,66 @@ def test_undisturbed_times_are_those_of_the_fastest_epoch_of_the_same_size(tmp_p
         (tmp_path / name / "epochs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in epochs))
     found = {path.name: seconds for path, seconds in undisturbed_seconds(read([tmp_path]).runs).items()}
     assert found == {"slow": pytest.approx(1 + 1 + 9 + 6), "quick": pytest.approx(2.0)}
+
+
+# --- depth --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["zero", "copy", "random"])
+def test_blocks_are_added_on_schedule_and_resumed_to_the_last_bit(how: str, text: Path, tmp_path: Path) -> None:
+    settings = tiny(text, strategy=f"deepen-{how}", medium=4, hops=2, at=0.7, epochs=4)
+    result = run(settings, tmp_path / "whole")
+    for epoch in (1, 3):  # before the first hop, and after the last
+        for _ in run_epochs(settings, tmp_path / "parts", until=epoch):
+            pass
+    run(settings, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    steps = lines(tmp_path / "whole" / "steps.jsonl")
+    blocks = [step["widths"]["blocks"] for step in steps]
+    first, last = round(0.35 * len(steps)), round(0.7 * len(steps))
+    assert blocks == [1] * (first - 1) + [3] * (last - first) + [4] * (len(steps) - last + 1)
+    data = build_data(settings, None)
+    of_each = {depth: network_flops(settings, depth) for depth in (1, 3, 4)}
+    samples = [min(12, len(data.train[0]) - 12 * ((step["step"] - 1) % (len(steps) // 4))) for step in steps]
+    present = [1, *blocks[:-1]]  # a step runs at the depth before its hop
+    assert result.training_flops == sum(3 * of_each[depth] * n for depth, n in zip(present, samples, strict=True))
+    assert (result.initial_widths, result.widths, result.flops) == ({"blocks": 1}, {"blocks": 4}, of_each[4])
+
+
+def network_flops(settings: Settings, depth: int) -> int:
+    data = build_data(settings, None)
+    static = replace(settings, strategy="static", shape=str(depth), at=0.5, hops=1)
+    return ng.flops(build_network(static, data), data.train[0][:1])
+
+
+def test_zero_hops_keep_the_loss(text: Path, tmp_path: Path) -> None:
+    settings = tiny(text, strategy="deepen-zero", medium=3, at=0.5)
+    data = build_data(settings, None)
+    training = start_training(settings, data, torch.device("cpu"))
+    x = data.test[0]
+    before = training.model(x)
+    training.step = 10**6
+    training.deepen()
+    assert training.widths == {"blocks": 3} and not training.hops
+    torch.testing.assert_close(training.model(x), before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategy": "deepen-zero", "at": 1.0}, "--at: expected a part of the training, less than 1, not 1.0"),
+        ({"strategy": "deepen-zero", "initial": 4, "hops": 3}, "--hops 3: from 4 to 6 blocks there are fewer"),
+        ({"strategy": "deepen-zero", "schedule": "linear"}, "widths of deepen-zero networks do not grow"),
+        ({"strategy": "need", "schedule": "linear"}, "gpt-stdlib has no widths at the end of a schedule"),
+        ({"strategy": "need", "at": 0.3}, "--at has no effect on need: remove it"),
+        ({"strategy": "static", "shape": "2.5"}, "--shape: expected a number of blocks, not 2.5"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(PRESETS["gpt-stdlib"](**changes), tmp_path / "run")
+
+
+def test_only_transformers_deepen(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="unknown strategy"):
+        run(PRESETS["digits"](strategy="deepen-zero"), tmp_path / "run")

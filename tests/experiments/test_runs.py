@@ -162,7 +162,7 @@ def test_settings_without_a_shape_are_recorded_as_before_there_were_shapes() -> 
         ({"strategy": "static", "shape": "0"}, "--shape: expected positive sizes"),
         ({"strategy": "static", "shape": ""}, "--shape: expected positive sizes"),
         ({"strategy": "static", "shape": "0.5"}, "--shape: expected a number of neurons, not 0.5"),
-        ({"strategy": "static", "shape": "8", "schedule": "linear"}, "static networks do not grow"),
+        ({"strategy": "static", "shape": "8", "schedule": "linear"}, "widths of static networks do not grow"),
         ({"strategy": "north-random", "shape": "8-8"}, "--shape has no effect on north-random"),
         ({"strategy": "small", "shape_of": "gradmax"}, "--shape-of has no effect on small"),
         ({"holdout": 1e-5}, "cannot hold out 0 of 1348 training samples"),

@@ -17,7 +17,7 @@ from .errors import UsageError, unknown_name
 from .language import Transformer
 from .models import VGG11, WRN28, mlp, scaled, vgg11, wrn28, xavier
 from .presets import NAMES, Generated, Tabular
-from .settings import SHAPED, STATIC, Convolutional, Dense, Language, Settings
+from .settings import DEEPENING, SHAPED, STATIC, Convolutional, Dense, Language, Settings
 
 BLOCKS = "blocks"
 HEAD_SIZE = 16
@@ -99,21 +99,26 @@ def build_strategy(settings: Settings, steps: int) -> ng.Strategy:
 
     Raises UsageError if a setting that is not the default has no effect.
     """
-    names = [*(name for name in ng.strategies.STRATEGIES if name != "static"), *STATIC]
+    deepening = DEEPENING if isinstance(settings, Language) else {}
+    names = [*(name for name in ng.strategies.STRATEGIES if name != "static"), *deepening, *STATIC]
     if settings.strategy not in names:
         raise unknown_name("strategy", settings.strategy, names)
     if settings.strategy == "north-pre" and isinstance(settings, Convolutional):
         raise UsageError(
             f"--strategy north-pre supports dense layers only, and {settings.name} has others: choose north-select"
         )
-    named = ng.strategies.strategy("static" if settings.static else settings.strategy)
+    same_widths = settings.static or settings.strategy in DEEPENING
+    named = ng.strategies.strategy("static" if same_widths else settings.strategy)
     trigger, initialization = _configured(settings, _trigger(settings, named, steps), named.initialization)
     strategy = ng.Strategy(trigger, initialization)
     changed = _changed(settings)
-    if NAMES.every in changed and (settings.static or settings.schedule != "dynamic"):
+    if NAMES.every in changed and (same_widths or settings.schedule != "dynamic"):
         raise _no_effect(NAMES.every, settings)
     if NAMES.buffer in changed and "activations" not in strategy.needs:
         raise _no_effect(NAMES.buffer, settings)
+    for name in (NAMES.at, NAMES.hops):
+        if name in changed and settings.strategy not in DEEPENING:
+            raise _no_effect(name, settings)
     return strategy
 
 

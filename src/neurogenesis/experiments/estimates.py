@@ -76,7 +76,7 @@ def _startup_seconds() -> float:
 def _largest(settings: Settings) -> Settings:
     """The static network of the size that a run may grow to."""
     usual = type(settings)()
-    unused = {name: getattr(usual, name) for name in GROWTH_SETTINGS}
+    unused = {name: getattr(usual, name) for name in GROWTH_SETTINGS if hasattr(usual, name)}
     return replace(settings, **unused, strategy="big" if settings.schedule == "dynamic" else "medium")
 
 

@@ -219,7 +219,7 @@ DEFAULTS: dict[str, Any] = {
 """The default of every setting, for records of unknown presets."""
 GROWTH_SETTINGS: tuple[str, ...] = (
     NAMES.schedule, NAMES.gamma, NAMES.metric, NAMES.scale, NAMES.least, NAMES.every, NAMES.ages, NAMES.margin,
-    NAMES.prune, NAMES.buffer,
+    NAMES.prune, NAMES.buffer, NAMES.at, NAMES.hops,
 )  # fmt: skip
 """Settings that have no effect on static networks."""
 

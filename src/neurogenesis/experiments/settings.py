@@ -18,6 +18,12 @@ SIZES = {"small": "initial", "medium": "medium", "big": "maximum"}
 SHAPED = "static"
 """The static network of any shape."""
 STATIC = (*SIZES, SHAPED)
+DEEPENING: dict[str, Literal["zero", "copy", "random"]] = {
+    "deepen-zero": "zero",
+    "deepen-copy": "copy",
+    "deepen-random": "random",
+}
+"""How new blocks begin, by the name of the strategy that adds them."""
 PRESET = "preset"
 """The preset's name in settings.json."""
 Schedule = Literal["dynamic", "linear", "batched"]
@@ -117,8 +123,10 @@ class Settings:
         if not self.sizes["small"] <= self.sizes["medium"] <= self.sizes["big"]:
             given = ", ".join(f"{size:g}" for size in self.sizes.values())
             raise UsageError(f"--initial, --medium and --maximum: expected increasing sizes, not {given}")
-        if self.static and self.schedule != "dynamic":
-            raise UsageError(f"--schedule {self.schedule}: {self.strategy} networks do not grow; choose a strategy")
+        if (self.static or self.strategy in DEEPENING) and self.schedule != "dynamic":
+            raise UsageError(
+                f"--schedule {self.schedule}: widths of {self.strategy} networks do not grow; choose a strategy"
+            )
         self._check_shape()
 
     def _check_shape(self) -> None:
@@ -241,9 +249,13 @@ class Language(Settings):
     initial: int = 3
     """Blocks at the start."""
     medium: int = 6
-    """Blocks of the medium static network."""
+    """Blocks at the end of strategies that add blocks, and of the medium static network."""
     maximum: int = 6
     """Blocks of the big static network."""
+    at: float = 0.5
+    """Part of the training after which all blocks are there, if the strategy adds blocks."""
+    hops: int = 1
+    """In how many parts blocks are added, at equal distances."""
     length: int = 64
     """Characters of a window."""
     stream: int = 64
@@ -252,6 +264,16 @@ class Language(Settings):
     """Heads of each block at the start, of 16 entries each."""
     neurons: int = 256
     """Neurons of each block's dense layer at the start."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strategy in DEEPENING:
+            if not self.at < 1:
+                raise UsageError(f"--at: expected a part of the training, less than 1, not {self.at}")
+            if not self.hops <= self.medium - self.initial:
+                raise UsageError(f"--hops {self.hops}: from {self.initial} to {self.medium} blocks there are fewer")
+        elif self.schedule != "dynamic":
+            raise UsageError(f"--schedule {self.schedule}: {self.name} has no widths at the end of a schedule")
 
     def epoch_steps(self, samples: int) -> int:
         return min(self.part, math.ceil(samples / self.batch))

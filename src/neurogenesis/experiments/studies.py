@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from .errors import UsageError, unknown_name
 from .presets import PRESETS, Table
-from .settings import PRESET, SHAPED, SIZES, Decay, Settings
+from .settings import DEEPENING, PRESET, SHAPED, SIZES, Decay, Settings
 
 Choices = Mapping[str, Sequence[Any]]
 
@@ -116,6 +116,15 @@ def _tabular() -> Iterator[Choices]:
         yield {**common, "strategy": (SHAPED,), "shape": [str(size) for size in _TABULAR_SIZES]}
 
 
+def _deepening() -> Iterator[Choices]:
+    """Static networks of every depth with three lengths of training, and blocks that are added: when, how, how many."""
+    for decay in ("final", "cosine"):
+        common = {"decay": (decay,)}
+        yield {**common, "epochs": (20, 10, 40), "strategy": (SHAPED,), "shape": tuple("123456")}
+        yield {**common, "strategy": tuple(DEEPENING), "at": (0.5, 0.8, 0.25), "initial": (3, 2, 1)}
+        yield {**common, "strategy": ("deepen-zero",), "hops": (2, 5), "initial": (1,)}
+
+
 _FULL_BATCH = 2500  # more than the training part of a table
 _TABULAR_SIZES = (4, 8, 16, 32, 64, 128, 256)
 _DIGITS_SIZES, _MNIST_SIZES = (4, 8, 16, 32, 64, 128), (16, 32, 64, 128, 256, 512)
@@ -217,6 +226,7 @@ STUDIES: dict[str, Study] = {
         {},
         seeds=3,
     ),
+    "deepening": Study("Does growing depth pay?", "gpt-stdlib", tuple(_deepening()), {}, seeds=3),
     "tabular": Study("The right size on small tables", "tabular", tuple(_tabular()), {}),
     "trigger-cost": _trigger_cost,
     "trigger-cost-small": _small(_trigger_cost, "vgg11-cifar10-small", epochs=1, images=2560),

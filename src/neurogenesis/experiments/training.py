@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 
-from .building import TIES, build_network, build_strategy, derived_seed, initial_widths, widths_of
+from .building import BLOCKS, TIES, build_network, build_strategy, derived_seed, initial_widths, widths_of
 from .data import Data
+from .depth import Hop, add_blocks, hops_of
 from .errors import UsageError
 from .progress import Display
 from .record import Checkpoint, Epoch, Result, Sizes, Step, Totals
@@ -31,12 +32,14 @@ GRADIENT_STEP = 3
 class Training:
     """Everything that changes during training."""
 
+    settings: Settings
     model: nn.Module
     optimizer: torch.optim.Optimizer
     decay: torch.optim.lr_scheduler.LRScheduler | None
     grower: ng.Grower | None  # None for static networks: they are trained without the library
     widths: Sizes
-    sample: Tensor  # an input, to count operations
+    example: Tensor
+    hops: list[Hop]  # at which blocks are added
     parameters: int = 0
     flops: int = 0  # of a forward pass of one sample
     training_flops: int | None = 0  # so far
@@ -47,7 +50,19 @@ class Training:
         """Update `widths` and `parameters` after growth."""
         self.widths = self.widths if self.grower is None else self.grower.widths
         self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self.flops = ng.flops(self.model, self.sample)
+        self.flops = ng.flops(self.model, self.example) // len(self.example)
+
+    def deepen(self) -> float:
+        """Add the blocks that are due after this step; returns the seconds that it took."""
+        started = time.perf_counter()
+        due = [hop for hop in self.hops if hop.step <= self.step]
+        for hop in due:
+            add_blocks(self.model, self.optimizer, hop, self.settings, self.example)
+            self.hops.remove(hop)
+            self.widths = {**self.widths, BLOCKS: self.widths[BLOCKS] + hop.blocks}
+        if due:
+            self.update_sizes()
+        return time.perf_counter() - started
 
     def checkpoint(self) -> Checkpoint:
         return Checkpoint(
@@ -61,6 +76,8 @@ class Training:
         )
 
     def load(self, checkpoint: Checkpoint) -> None:
+        self.step = checkpoint.step
+        self.deepen()
         if self.grower is not None:
             assert checkpoint.grower is not None
             self.grower.load_state_dict(dict(checkpoint.grower))  # first: it grows the model to its size
@@ -69,7 +86,7 @@ class Training:
         if self.decay is not None:
             assert checkpoint.decay is not None
             self.decay.load_state_dict(dict(checkpoint.decay))
-        self.step, self.totals = checkpoint.step, Totals(**checkpoint.epoch)
+        self.totals = Totals(**checkpoint.epoch)
         self.training_flops = checkpoint.flops
         self.update_sizes()
 
@@ -80,8 +97,9 @@ def start_training(settings: Settings, data: Data, device: torch.device) -> Trai
     model = build_network(settings, data).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     decay = _decay(settings.decay, optimizer, steps)
-    grower = None if settings.static else _grower(settings, model, optimizer, data, device, steps)
-    training = Training(model, optimizer, decay, grower, initial_widths(settings), data.train[0][:1].to(device))
+    hops, example = hops_of(settings, steps), data.train[0][:2].to(device)
+    grower = None if settings.static or hops else _grower(settings, model, optimizer, data, device, steps)
+    training = Training(settings, model, optimizer, decay, grower, initial_widths(settings), example, hops)
     training.update_sizes()
     return training
 
@@ -168,9 +186,9 @@ def gradient_step(training: Training, x: Tensor, y: Tensor, epoch: int) -> Step:
         seen = [observation for observation in latest.values() if observation.step == now]
     if events:
         training.update_sizes()
-    ended = time.perf_counter()
     training.step += 1
-    growth_seconds = sum(event.seconds for event in events)
+    growth_seconds = training.deepen() if training.hops else sum(event.seconds for event in events)
+    ended = time.perf_counter()
     step = Step(
         epoch=epoch,
         step=training.step,
@@ -267,7 +285,7 @@ def train(
                     directory.save(training.checkpoint())
                     raise _interrupted(f"step {training.step} of {steps}", directory)
             if past + 1 == between_tests or epoch == settings.epochs:
-                line = _finish_epoch(settings, training, epoch, (past + 1) * samples, test)
+                line = _finish_epoch(training, epoch, (past + 1) * samples, test)
                 losses.append(line.test_loss)
                 directory.add(line)
                 directory.save(training.checkpoint())
@@ -310,9 +328,7 @@ def _is_over(losses: Sequence[float | None], steps: int, patience: float) -> boo
 _LEAST_STEPS = 300
 
 
-def _finish_epoch(
-    settings: Settings, training: Training, epoch: int, samples: int, test: tuple[Tensor, Tensor]
-) -> Epoch:
+def _finish_epoch(training: Training, epoch: int, samples: int, test: tuple[Tensor, Tensor]) -> Epoch:
     """Test the network, and start the totals of the next epoch."""
     started = time.perf_counter()
     accuracy, test_loss = accuracy_and_loss(training.model, test)
@@ -326,7 +342,7 @@ def _finish_epoch(
         parameters=training.parameters,
         flops=training.flops,
         training_flops=training.training_flops,
-        bits_per_character=_single(test_loss / math.log(2)) if isinstance(settings, Language) else None,
+        bits_per_character=_single(test_loss / math.log(2)) if isinstance(training.settings, Language) else None,
         widths=training.widths,
         train_seconds=round(totals.seconds, 6),
         trigger_seconds=round(totals.trigger_seconds, 6),

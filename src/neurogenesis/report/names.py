@@ -20,6 +20,7 @@ _DISPLAYED = {
     _ABLATION: "NORTH-Select, least",
     "gradmax": "GradMax", "firefly": "Firefly", "nest": "NeST", "need": "Need",
     "small": "Small static", "medium": "Medium static", "big": "Big static", "static": "Static",
+    "deepen-zero": "Deepened, zero", "deepen-copy": "Deepened, copies", "deepen-random": "Deepened, random",
     "effective_dimension": "effective dimension",
 }  # fmt: skip
 _HEADINGS = {NAMES.hidden: "hidden layers", NAMES.features: "independent features", NAMES.batch: "batch size"}

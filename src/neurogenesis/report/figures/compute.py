@@ -8,6 +8,7 @@ import altair as alt
 import pandas as pd
 
 from ...experiments.presets import NAMES
+from ...experiments.record import Result
 from ..names import phrase
 from ..numbers import NONE, needs_log_axis, rounded
 from ..sections import Configuration, Section, missing_note
@@ -59,7 +60,7 @@ def seeds_of(configurations: Sequence[Configuration]) -> pd.DataFrame:
             "variant": c.label() or NONE,
             "decay": c.values.get(NAMES.decay, ""),
             "line": c.label(without=[NAMES.epochs]),
-            "blocks": run.result.widths.get("blocks", 0),
+            "blocks": _blocks(run.result),
             "seed": run.settings.seed,
             "bits": run.result.bits_per_character,
             "gflops": run.result.training_flops / 1e9,
@@ -72,12 +73,26 @@ def seeds_of(configurations: Sequence[Configuration]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _blocks(result: Result) -> str:
+    """The number of blocks, at the start and at the end.
+
+    Example:
+        >>> widths = {"blocks": 6}
+        >>> _blocks(Result(accuracy=0.5, parameters=9, train_seconds=1, widths=widths, initial_widths={"blocks": 3}))
+        '3 to 6'
+    """
+    numbers = (str(sizes.get("blocks", "")) for sizes in (result.initial_widths, result.widths))
+    return " to ".join(dict.fromkeys(numbers))
+
+
 def _means(seeds: pd.DataFrame) -> pd.DataFrame:
     """Means over seeds, with their deviation and number."""
-    groups = seeds.groupby(["configuration", "strategy", "static", "variant", "decay", "line"], as_index=False)
+    groups = seeds.groupby(
+        ["configuration", "strategy", "static", "variant", "decay", "line", "blocks"], as_index=False
+    )
     return groups.agg(
         bits=("bits", "mean"), sd=("bits", "std"), gflops=("gflops", "mean"), seconds=("seconds", "mean"),
-        blocks=("blocks", "max"), runs=("seed", "size"),
+        runs=("seed", "size"),
     )  # fmt: skip
 
 
@@ -92,13 +107,13 @@ def _layers(drawing: Drawing, name: str, means: pd.DataFrame, decay: str, field:
     scale = alt.Scale(type="log", nice=False, padding=18) if log else alt.Scale(zero=False, nice=False, padding=18)
     x = alt.X(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(format=",.3~r", tickCount=6))
     y = alt.Y("bits:Q", title=_BITS, scale=alt.Scale(zero=False, nice=False, padding=14))
-    shown = tooltip("strategy:N", "variant:N", "blocks:Q")
+    shown = tooltip("strategy:N", "variant:N", "blocks:N")
     numbers = [alt.Tooltip("bits:Q", title=_BITS), alt.Tooltip("gflops:Q", title=_GFLOPS)]
     numbers.append(alt.Tooltip("seconds:Q", title=_SECONDS))
     rows = drawing.rows(name, means.map(_short))
     static = rows.transform_filter("datum.static")
     line = static.mark_line(strokeWidth=1, opacity=0.6).encode(x=x, y=y, stroke=STROKE, detail=alt.Detail("line:N"))
-    label = static.mark_text(dy=-11, fontSize=10, fill="#666").encode(x=x, y=y, text="blocks:N")
+    label = rows.mark_text(dy=-11, fontSize=10, fill="#666").encode(x=x, y=y, text="blocks:N")
     front = drawing.rows(f"front {name}").mark_line(color="#222", strokeWidth=1.3, strokeDash=[2, 3]).encode(x=x, y=y)
     single = drawing.rows("seeds").transform_filter(f"datum.decay == '{decay}'")
     single = single.mark_point(filled=True, size=12, opacity=0.45).encode(x=x, y=y, fill=FILL)
