@@ -72,14 +72,11 @@ class _Never(ng.triggers.Trigger):
     def start(self, layer: ng.Layer) -> None:
         self.trigger.start(layer)
 
-    def prepare(self, layers: Sequence[ng.Layer]) -> None:
-        self.trigger.prepare(layers)
-
-    def __call__(self, layer: ng.Layer) -> ng.Decision:
-        decision: Any = self.trigger(layer)
-        self.asked += 1
-        self.asked_for_growth += decision.count > 0
-        return replace(decision, count=0)
+    def decide(self, layers: Sequence[ng.Layer]) -> list[ng.Decision]:
+        decisions = self.trigger.decide(layers)  # at once, as several processes exchange what all layers need
+        self.asked += len(decisions)
+        self.asked_for_growth += sum(decision.count > 0 for decision in decisions)
+        return [replace(decision, count=0) for decision in decisions]
 
 
 def training_step(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
+from neurogenesis.passes.processes import Processes
 from neurogenesis.passes.replay import ModelCall
 from neurogenesis.passes.samples import FOLDS, KEPT, Samples, folds, identities, merged, mixed, number_of
 from tests.growing import mlp
@@ -95,6 +98,27 @@ def test_passes_are_counted_until_all_samples_have_been_seen_again() -> None:
             samples.end_step()
     assert samples.number() == 50
     assert counted < 60 * 5 and samples.known
+
+
+@dataclass(frozen=True)
+class Counting(Processes):
+    """A single process that counts exchanges."""
+
+    exchanges: list[int] = field(default_factory=list)
+
+    def gathered(self, rows: Tensor, lengths: Sequence[int] | None = None) -> list[Tensor]:
+        self.exchanges.append(len(rows))
+        return super().gathered(rows, lengths)
+
+
+def test_processes_exchange_their_samples_once_for_all_layers_of_a_look() -> None:
+    processes, samples = Counting(), Samples()
+    samples.join(processes)
+    for step in range(1, 4):
+        samples.add(ModelCall.of((X[5 * step : 5 * step + 5],), {}))
+        samples.end_step()
+        assert samples.number() == samples.number() == 2 * 5 * step
+        assert processes.exchanges == [length for done in range(1, step + 1) for length in (5 * done, 1)]
 
 
 def test_a_stream_of_new_samples_is_counted_until_there_are_many() -> None:

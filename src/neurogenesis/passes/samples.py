@@ -139,11 +139,12 @@ class Samples:
         self._without_new = 0  # items that have passed since the latest new sample
         self._items = 0  # that have been counted
         self._enough = False  # whether the number is known from those that have been counted
+        self._number: float | None = None  # found since the last step
         self._processes = ALONE
 
     def join(self, processes: Processes) -> None:
         """Count the samples of all processes from now on."""
-        self._processes = processes
+        self._processes, self._number = processes, None
 
     @property
     def known(self) -> bool:
@@ -187,6 +188,7 @@ class Samples:
 
     def end_step(self) -> None:
         """Count the samples of the passes since the last step."""
+        self._number = None
         if not self._passes:
             return
         self._recent += [ids for _, ids in self._passes if ids is not None]
@@ -220,6 +222,11 @@ class Samples:
         """
         if self.total is not None:
             return float(self.total)
+        if self._number is None:  # processes exchange it once for all layers
+            self._number = self._found()
+        return self._number
+
+    def _found(self) -> float:
         self._count()
         self._smallest = merged(*self._processes.gathered(self._smallest))  # so that each process saves those of all
         self._enough = self._is_enough()
@@ -235,7 +242,7 @@ class Samples:
         self._smallest, self._without_new = state["smallest"], state["without_new"]
         self._items = state.get("items", 2**62)  # earlier versions did not count them
         self._recent.clear()
-        self._enough = self._is_enough()
+        self._enough, self._number = self._is_enough(), None
 
 
 _TWICE = 1.05  # items per sample: the number of samples has an error of a few percent
