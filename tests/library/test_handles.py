@@ -10,7 +10,7 @@ import torch
 from torch import nn, optim
 
 import neurogenesis as ng
-from neurogenesis.structure.updates import _LIVE
+from neurogenesis.structure.kept import kept_of
 from tests import cases
 from tests.cases import CASES, Case, randn
 from tests.growing import always, mlp, step
@@ -152,4 +152,4 @@ def test_widths_that_nobody_holds_are_forgotten() -> None:
     for _ in range(5):
         ng.widths(model, x)
     gc.collect()
-    assert len(_LIVE[model]) == 1
+    assert len(kept_of(model).structures) == 1

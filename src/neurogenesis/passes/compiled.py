@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class Observer(Protocol):
     def note(self, inputs: Sequence[Tensor]) -> None: ...
 
 
-_OBSERVERS: WeakValueDictionary[int, Observer] = WeakValueDictionary()
+_OBSERVERS: WeakValueDictionary[int, Observer] = WeakValueDictionary()  # by number: a graph holds no objects
 _NUMBERS = count()
 
 
@@ -117,8 +117,7 @@ class EagerPasses:
         others = [module for module in self._model.modules() if module is not self._model]
         inside = any(isinstance(each, OptimizedModule) or vars(each).get(_METHOD) is not None for each in others)
         present = vars(self._model).get(_METHOD)
-        itself = present is not None and _USUAL.get(present, present) is not None
-        return self._wrapper is not None or inside or itself
+        return self._wrapper is not None or inside or _usual(present) is not None
 
     @property
     def bypassed(self) -> bool:
@@ -133,9 +132,8 @@ class Gate:
         self._attributes, self._name = vars(module), name
         present = self._attributes.get(name)
         # The gate of another grower is replaced, not kept inside this one.
-        self._usual = None if present is None else _USUAL.get(present, present)
-        self._call = _eager_in_training(model, called, self._usual or called._call_impl)
-        _USUAL[self._call] = self._usual
+        self._usual = _usual(present)
+        self._call = _EagerInTraining(model, called, self._usual)
         self._attributes[name] = self._call
 
     @property
@@ -145,7 +143,7 @@ class Gate:
     @property
     def bypassed(self) -> bool:
         present = self._attributes.get(self._name)
-        return present is not None and present not in _USUAL
+        return present is not None and not isinstance(present, _EagerInTraining)
 
     def open(self) -> None:
         if self.closed:
@@ -154,14 +152,18 @@ class Gate:
                 self._attributes[self._name] = self._usual
 
 
-_USUAL: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # what each gate replaces, by its call
+class _EagerInTraining:
+    """A call of a module: eager in training passes, else as usual, which is as torch does if `usual` is None."""
+
+    def __init__(self, model: nn.Module, called: nn.Module, usual: Callable[..., Any] | None):
+        self.usual, self._model, self._otherwise = usual, model, usual or called._call_impl
+        self._eagerly = torch.compiler.disable(called._call_impl, reason=NOT_IN_GRAPHS)  # type: ignore[no-untyped-call]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        train = self._model.training and torch.is_grad_enabled() and not is_export()
+        return self._eagerly(*args, **kwargs) if train else self._otherwise(*args, **kwargs)
 
 
-def _eager_in_training(model: nn.Module, called: nn.Module, usual: Callable[..., Any]) -> Callable[..., Any]:
-    eagerly = torch.compiler.disable(called._call_impl, reason=NOT_IN_GRAPHS)  # type: ignore[no-untyped-call]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        train = model.training and torch.is_grad_enabled() and not is_export()
-        return eagerly(*args, **kwargs) if train else usual(*args, **kwargs)
-
-    return call
+def _usual(present: Any) -> Any:
+    """What an attribute is without a gate."""
+    return present.usual if isinstance(present, _EagerInTraining) else present

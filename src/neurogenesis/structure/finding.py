@@ -8,7 +8,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from .axes import Structure, layer_of, named_tensors, unwrapped
 from .examples import Example, Examples, examples_in
 from .extensions import extensions
+from .kept import kept_of
 from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, hold_unused, tie_widths
 from .modes import ordinary_tensors
 from .outputs import returned
@@ -27,8 +27,6 @@ from .terms import Atom, Sum, Term, fix, leaves, resolve
 from .tracing import Rejected, Tracer, trace
 from .updates import register
 from .widths import Width, Widths
-
-_LAST_WIDTHS: WeakKeyDictionary[nn.Module, Widths] = WeakKeyDictionary()
 
 
 def widths(model: nn.Module, example: Examples, *, tie: Sequence[str | Sequence[str]] = ()) -> Widths:
@@ -165,7 +163,7 @@ def _owner(model: nn.Module, parameter: str) -> nn.Module:
 
 def publish(found: Widths, model: nn.Module) -> Widths:
     """Make widths the known ones of a model, and keep their sizes current from now on."""
-    _LAST_WIDTHS[model] = found
+    kept_of(model).widths = found
     register(found.structure, model)
     return found
 
@@ -176,7 +174,7 @@ def _warn(message: str) -> None:
 
 def last_widths(model: nn.Module) -> Widths | None:
     """The widths of a model as the last search found them; None if there was none, or the model has changed since."""
-    known = _LAST_WIDTHS.get(unwrapped(model))
+    known: Widths | None = kept_of(unwrapped(model)).widths
     return None if known is None or known.differs_from(unwrapped(model)) is not None else known
 
 
@@ -190,7 +188,7 @@ def known_widths(
         example: an input of the model, or a function that returns one; None raises ValueError if it is needed.
         tie: groups of widths that grow together, as in `widths`.
     """
-    known = _LAST_WIDTHS.get(unwrapped(model))
+    known: Widths | None = kept_of(unwrapped(model)).widths
     problem = "its widths are not known yet" if known is None else known.differs_from(unwrapped(model))
     if known is not None and problem is None and not tie:
         return known

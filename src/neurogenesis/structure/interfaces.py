@@ -14,6 +14,7 @@ from ..tables import table
 from .axes import Axis, Structure, layer_of, named_tensors, unwrapped
 from .examples import Example, Examples, examples_in
 from .finding import known_widths, last_widths
+from .kept import kept_of
 from .labels import Attribute
 from .modes import ordinary_tensors
 from .reasons import Kind
@@ -160,12 +161,10 @@ def find_interface(model: nn.Module, width: object, example: Examples | None) ->
 
 # --- interfaces that have been resized -------------------------------------------------------------------
 
-_RESIZED: WeakKeyDictionary[nn.Module, set[tuple[str, int]]] = WeakKeyDictionary()
 
-
-def resized_interfaces(model: nn.Module) -> set[tuple[str, int]]:
+def resized_interfaces(model: nn.Module) -> frozenset[tuple[str, int]]:
     """The axes of tensors that have been resized although they have a size of the model's inputs or outputs."""
-    return _RESIZED.get(unwrapped(model), set())
+    return kept_of(unwrapped(model)).resized_interfaces
 
 
 class NoteInterfaces:
@@ -173,16 +172,16 @@ class NoteInterfaces:
 
     def __init__(self, model: nn.Module, places: Sequence[tuple[str, int]]):
         self.model, self.places = unwrapped(model), set(places)
-        self.before: set[tuple[str, int]] = set()
+        self.before: frozenset[tuple[str, int]] = frozenset()
 
     def apply(self) -> None:
         if self.places:
             self.before = resized_interfaces(self.model)
-            _RESIZED[self.model] = self.before | self.places
+            kept_of(self.model).resized_interfaces = self.before | self.places
 
     def revert(self) -> None:
         if self.places:
-            _RESIZED[self.model] = self.before
+            kept_of(self.model).resized_interfaces = self.before
 
     def commit(self) -> None:
         pass

@@ -5,13 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from .examples import tensors_in
-
-_INTERNAL: WeakKeyDictionary[nn.Module, set[str | int]] = WeakKeyDictionary()
+from .kept import kept_of
 
 
 def internal_outputs(model: nn.Module, *which: str | int) -> None:
@@ -45,12 +43,12 @@ def internal_outputs(model: nn.Module, *which: str | int) -> None:
     for each in which:
         if isinstance(each, bool) or not isinstance(each, str | int):
             raise TypeError(f"expected the name or the position of an output, not {each!r}")
-    _INTERNAL[model] = set(which)
+    kept_of(model).internal_outputs = frozenset(which)
 
 
 def returned(model: nn.Module, outputs: Any) -> list[Tensor]:
     """The tensors in the outputs of a model that its callers read."""
-    own = _INTERNAL.get(model, set()) | set(inspect.signature(model.forward).parameters)
+    own = kept_of(model).internal_outputs | set(inspect.signature(model.forward).parameters)
     if isinstance(outputs, Mapping):
         outputs = [value for key, value in outputs.items() if key not in own]
     elif isinstance(outputs, Sequence) and not isinstance(outputs, str):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -13,29 +12,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from .kept import kept_of
 from .randomness import random_state_restored
-
-_INTERNAL_RUNS: set[nn.Module] = set()
 
 
 @contextmanager
 def internal_run(model: nn.Module) -> Iterator[None]:
     """Mark runs of a model as internal: hooks that record activations ignore them."""
-    if model in _INTERNAL_RUNS:
+    kept = kept_of(model)
+    if kept.internal_run:
         yield
         return
-    _INTERNAL_RUNS.add(model)
+    kept.internal_run = True
     try:
         with warnings.catch_warnings():  # of reentrant activation checkpointing, which is right only in training passes
             warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
             yield
     finally:
-        _INTERNAL_RUNS.discard(model)
+        kept.internal_run = False
 
 
 def is_internal_run(model: nn.Module) -> bool:
     """Whether the library is running the model."""
-    return model in _INTERNAL_RUNS
+    return kept_of(model).internal_run
 
 
 # Training mode changes only the values these modules compute, and some of them reject small batches.
@@ -77,17 +76,14 @@ def restoring_attributes(model: nn.Module) -> Iterator[None]:
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
-_CONSTANT_CALLS: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-
-
 def constant_calls(module: nn.Module) -> int:
     """The number of calls of a module, in a pass of its model, before the first that depends on the model's input.
 
     0 if none depends on it. An example is a layer that computes a norm of its own weights before it is used.
     """
-    return _CONSTANT_CALLS.get(module, 0)
+    return kept_of(module).constant_calls
 
 
 def note_constant_calls(module: nn.Module, count: int) -> None:
     """Set the number of calls that `constant_calls` returns."""
-    _CONSTANT_CALLS[module] = count
+    kept_of(module).constant_calls = count

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from .axes import Structure, unwrapped
 from .edits import Edit
+from .kept import kept_of
 from .terms import Atom, leaves, new_positions, owners, size
-
-_LIVE: WeakKeyDictionary[nn.Module, WeakSet[Structure]] = WeakKeyDictionary()
 
 
 def register(structure: Structure, model: nn.Module) -> None:
     """Update the structure from now on whenever the model is resized."""
-    _LIVE.setdefault(model, WeakSet()).add(structure)
+    kept_of(model).structures.add(structure)
 
 
 def belongs(structure: Structure, model: nn.Module) -> bool:
     """Whether a structure describes this model, and not a copy of it."""
-    return structure in _LIVE.get(unwrapped(model), ())
+    return structure in kept_of(unwrapped(model)).structures
 
 
 class StructureUpdate:
@@ -38,7 +36,7 @@ class StructureUpdate:
         self.logged: list[tuple[Structure, list[tuple[Atom, int | list[int]]]]] = []
 
     def apply(self) -> None:
-        live = [each for each in _LIVE.get(self.model, ()) if each.outdated is None and _fits(each, self.edits)]
+        live = [each for each in kept_of(self.model).structures if each.outdated is None and _fits(each, self.edits)]
         unused = [each for each in live if all(edit.tensor in each.unused for edit in self.edits)]
         live = [each for each in live if each not in unused]
         resized = [(each, _resized(each, self.edits, self.change)) for each in live]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.utils import _sync_module_states, _verify_param_shape_across_processes
 from torch.nn.parallel import DistributedDataParallel
 
-_WRAPPERS: WeakKeyDictionary[nn.Module, WeakSet[DistributedDataParallel]] = WeakKeyDictionary()
+from .kept import kept_of
 
 
 def remember_wrapper(model: nn.Module, wrapper: DistributedDataParallel) -> None:
@@ -20,12 +19,12 @@ def remember_wrapper(model: nn.Module, wrapper: DistributedDataParallel) -> None
             "DistributedDataParallel with mixed_precision= keeps copies of parameters, which cannot be resized: use "
             "torch.autocast instead"
         )
-    _WRAPPERS.setdefault(model, WeakSet()).add(wrapper)
+    kept_of(model).wrappers.add(wrapper)
 
 
 def wrappers_of(model: nn.Module) -> list[DistributedDataParallel]:
     """The known wrappers of a model."""
-    return list(_WRAPPERS.get(model, ()))
+    return list(kept_of(model).wrappers)
 
 
 def active_wrapper(model: nn.Module) -> DistributedDataParallel | None:
@@ -33,7 +32,7 @@ def active_wrapper(model: nn.Module) -> DistributedDataParallel | None:
     if not dist.is_available() or not dist.is_initialized():
         return None
     wrapper: DistributedDataParallel | None = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
-    if wrapper is None or wrapper in _WRAPPERS.get(model, ()):
+    if wrapper is None or wrapper in kept_of(model).wrappers:
         return wrapper
     if all(module is not model for module in wrapper.module.modules()):
         return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..structure.axes import unwrapped
+from ..structure.kept import kept_of
 from .ages import forget
 from .optimizer_state import Optimizers, as_list
 
@@ -26,12 +26,9 @@ class Attached(Protocol):
     def detach(self, *, keep_ages: bool = False) -> None: ...
 
 
-_ATTACHED: WeakKeyDictionary[nn.Module, weakref.ref[Attached]] = WeakKeyDictionary()
-
-
 def attached_to(model: nn.Module) -> Attached | None:
     """The object that is attached to a model, if there is one."""
-    found = _ATTACHED.get(unwrapped(model))
+    found: weakref.ref[Attached] | None = kept_of(unwrapped(model)).attached
     return None if found is None else found()
 
 
@@ -46,13 +43,13 @@ def attach(model: nn.Module, new: Attached) -> None:
         present.detach(keep_ages=True)
         for each in left:
             forget(each, model.parameters())
-    _ATTACHED[model] = weakref.ref(new)
+    kept_of(model).attached = weakref.ref(new)
 
 
 def leave(model: nn.Module, old: Attached) -> None:
     """Undo `attach`, unless another object has been attached since."""
     if attached_to(model) is old:
-        del _ATTACHED[model]
+        kept_of(model).attached = None
 
 
 def optimizers_of(model: nn.Module, given: Optimizers) -> list[Optimizer]:

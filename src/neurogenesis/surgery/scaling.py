@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from ..structure.kept import kept_of
+
 Held = list[Tensor]
-_HELD: WeakKeyDictionary[nn.Module, defaultdict[str, Held]] = WeakKeyDictionary()
 
 
 def held_values(model: nn.Module) -> defaultdict[str, Held]:
     """By name, what scaled tensors of a model, and of its optimizers' state, held before and after each scaling."""
-    if model not in _HELD:
-        _HELD[model] = defaultdict(list)
-    return _HELD[model]
+    return kept_of(model).scaled
 
 
 def restored(new: Tensor, old: Tensor, held: Held, shift: float = 0.0) -> Tensor:

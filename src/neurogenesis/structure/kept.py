@@ -1,0 +1,48 @@
+"""What the library keeps of a module beside it; the module's own attributes would be saved and copied with it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet
+
+from torch import Tensor, nn
+
+
+@dataclass(eq=False)
+class Kept:
+    """What is kept of a module, each part by the file that is named.
+
+    Attributes:
+        structures: those that follow each of its resizes (`updates`).
+        widths: the latest, so that growth by hand needs no example again (`finding`).
+        wrappers: the `DistributedDataParallel`s around it, whose reducers follow its resizes (`wrappers`).
+        internal_outputs: outputs that only the model itself reads, as the user has said (`outputs`).
+        resized_interfaces: axes of tensors that have the size of an input or output and were resized (`interfaces`).
+        internal_run: whether the library runs it, which hooks ignore (`running`).
+        constant_calls: the number of its calls before the first that depends on the model's input (`running`).
+        attached: the `Grower`, so that growth by hand uses its optimizers, and another one replaces it (`attached`).
+        scaled: what scaled tensors were before, so that scaling them back restores every bit (`scaling`).
+    """
+
+    structures: WeakSet[Any] = field(default_factory=WeakSet)
+    widths: Any = None
+    wrappers: WeakSet[Any] = field(default_factory=WeakSet)
+    internal_outputs: frozenset[str | int] = frozenset()
+    resized_interfaces: frozenset[tuple[str, int]] = frozenset()
+    internal_run: bool = False
+    constant_calls: int = 0
+    attached: ReferenceType[Any] | None = None
+    scaled: defaultdict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+
+_KEPT: WeakKeyDictionary[nn.Module, Kept] = WeakKeyDictionary()
+
+
+def kept_of(module: nn.Module) -> Kept:
+    """What is kept of a module, as long as it exists."""
+    found = _KEPT.get(module)
+    if found is None:
+        found = _KEPT[module] = Kept()
+    return found
