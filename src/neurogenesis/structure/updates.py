@@ -40,7 +40,8 @@ class StructureUpdate:
         unused = [each for each in live if all(edit.tensor in each.unused for edit in self.edits)]
         live = [each for each in live if each not in unused]
         resized = [(each, _resized(each, self.edits, self.change)) for each in live]
-        reference = next(((each, atoms) for each, atoms in resized if atoms), None)
+        # That with the fewest atoms: each of them is one or several of the others' atoms.
+        reference = min(((each, atoms) for each, atoms in resized if atoms), key=lambda own: len(own[1]), default=None)
         # Compute all parts before resizing any atom: they depend on the current sizes.
         parts = [None if reference is None else _all_parts(each, *reference) for each in live]
         self.resized = [(atom, self.change) for own in parts for atom in own or ()]
