@@ -158,7 +158,7 @@ def _agree(owner: Tensor, other: Tensor) -> bool:
 
 def outdate(model: nn.Module, reason: str) -> list[Structure]:
     """Mark all structures of a model as outdated, which others than resizing have changed; returns those marked now."""
-    live = [each for each in _LIVE.get(unwrapped(model), ()) if each.outdated is None]
+    live = [each for each in kept_of(unwrapped(model)).structures if each.outdated is None]
     for each in live:
         each.outdated = reason
     return live
