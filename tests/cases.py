@@ -301,7 +301,7 @@ class attention_with_written_sizes(nn.Module):
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 5, 8))
 
 
-@case(randn(2, 5, 8), {"mlp.0": 6}, {"embed": "MultiheadAttention", "attention.in_proj_weight": "head count"})
+@case(randn(2, 5, 8), {"attention.out_proj": 8, "embed": 2, "mlp.0": 6}, {})
 class multihead_attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ class multihead_attention(nn.Module):
 @case(
     randn(2, 5, 8),
     {"layers.0.linear1": 6, "layers.1.linear1": 6},
-    {"layers.0.self_attn.in_proj_weight": "head count"},
+    {"layers.0.self_attn.in_proj_weight": "model's input"},
 )
 def transformer_encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 6, batch_first=True, norm_first=True)

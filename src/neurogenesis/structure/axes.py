@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,14 @@ _LAYER_TENSORS = re.compile(
 )
 
 
+class Given(NamedTuple):
+    """What new entries of a tensor must be, as a norm runs across what they add to, and the tensors that scale it."""
+
+    across: Term  # the axis that the norm runs across
+    fill: Fill
+    factors: frozenset[str]
+
+
 class Structure:
     """The axes of all parameters and buffers as terms, and the role of each axis."""
 
@@ -118,8 +126,8 @@ class Structure:
         self.both_ways: set[tuple[str, int]] = set()  # axes that are producer in one place and consumer in another
         self.attributes: list[Attribute] = []
         self.compensations = Compensations()
-        # Axes whose new entries are stated, since a norm runs across what they add to, and the tensors that scale it.
-        self.given: dict[tuple[str, int], tuple[Fill, frozenset[str]]] = {}
+        # Axes whose new entries are stated by norms.
+        self.given: dict[tuple[str, int], list[Given]] = {}
         self.behind_norm: dict[tuple[str, int], bool] = {}  # of consumers, whether all they read comes from a norm
         self.counted: list[tuple[Term, Counted]] = []  # axes that count something else than neurons
         self.work: Work | None = None  # of a forward pass on the first example
@@ -163,8 +171,7 @@ class Structure:
             if each.maker is None:
                 continue
             for place in self._used_axes(each.maker.sources, each.maker.term, each.maker.stride, tensors):
-                fill, factors = self.given.get(place, (each.fill, frozenset[str]()))
-                self.given[place] = fill, factors | each.maker.factors
+                self.given.setdefault(place, []).append(Given(each.term, each.fill, each.maker.factors))
 
     def _used_axes(
         self, sources: Iterable[str], term: Term, stride: int | None, tensors: Mapping[str, Tensor]
@@ -245,7 +252,8 @@ class Structure:
                 fan_in = (fan_ins or {}).get(name) if role == "producer" else None
                 values = self.new_entries(atom, name, axis, change, tensors[name], generator, fan_in, sizes)
                 if self._fill(atom, name, axis) == MEAN and self._is_given(atom, name, axis):
-                    average = Average(name, axis, size(term, sizes), positions, values, role, self._scales(name, axis))
+                    scales = self._scales(atom, name, axis)
+                    average = Average(name, axis, size(term, sizes), positions, values, role, scales)
                     result.append(average.within(tensors))
                     continue
             else:
@@ -299,32 +307,36 @@ class Structure:
             return usual
         if atom in self.compensations.copied_atoms:
             return ZERO if role == "consumer" else COPY
-        if (name, axis) in self.given:
-            return self.given[name, axis][0]
+        if given := self._given(atom, name, axis):
+            return given[0].fill
         offset = atom in self.compensations.offset
         if role == "consumer":  # the norm maps new entries to zero
             return RANDOM if self.behind_norm.get((name, axis)) and not offset else usual
         if role == "carrier" and usual == ZERO and offset:
             return ONE
-        return RMS if (name, axis) in self._scale_places and atom in self.compensations.means else usual
+        return RMS if (name, axis) in self._scale_places(atom) and atom in self.compensations.means else usual
+
+    def _given(self, atom: Atom, name: str, axis: int) -> list[Given]:
+        """What norms across a width state of new entries on an axis."""
+        return [each for each in self.given.get((name, axis), ()) if atom in leaves(each.across)]
 
     def _is_given(self, atom: Atom, name: str, axis: int) -> bool:
-        compensations = self.compensations
-        return (name, axis) in self.given and compensations.is_stream(atom) and atom not in compensations.copied_atoms
+        copied = atom in self.compensations.copied_atoms
+        return self.compensations.is_stream(atom) and not copied and bool(self._given(atom, name, axis))
 
-    def _scales(self, name: str, axis: int) -> tuple[tuple[str, int], ...]:
+    def _scales(self, atom: Atom, name: str, axis: int) -> tuple[tuple[str, int], ...]:
         """The tensors that multiply what an axis produces, and their axes."""
         own = set(leaves(self.axes[name][axis]))
         return tuple(
             (factor, number)
-            for factor in sorted(self.given[name, axis][1])
+            for factor in sorted(frozenset[str]().union(*(each.factors for each in self._given(atom, name, axis))))
             for number, term in enumerate(self.axes[factor])
             if not own.isdisjoint(leaves(term)) and size(term) == prod(map(size, self.axes[factor]))
         )
 
-    @cached_property
-    def _scale_places(self) -> set[tuple[str, int]]:
-        return {place for name, axis in self.given for place in self._scales(name, axis)}
+    def _scale_places(self, atom: Atom) -> set[tuple[str, int]]:
+        """The axes of the tensors that multiply the entries of a width before a norm runs across it."""
+        return {place for name, axis in self.given for place in self._scales(atom, name, axis)}
 
     def tensor(self, name: str) -> Tensor:
         """A parameter or buffer of the model."""

@@ -194,7 +194,7 @@ class OperationCall:
             elif fill == MEAN and not maker.linear:
                 self._copy(term, "normalized across after operations that do not map means to means")
             elif maker.sources:
-                record.append(NewEntries(maker.term, fill, self.where, maker))
+                record.append(NewEntries(term, fill, self.where, maker))
 
     def _copy(self, term: Term, reason: str) -> None:
         reasons = self._trace.compensations.copies

@@ -59,7 +59,7 @@ class Compensation:
 class NewEntries:
     """What new entries of activations along an axis must be: zero, or the mean of the present ones.
 
-    `maker` is what the entries come from; it is given for each of those that add to them, and None for the axis itself.
+    `maker` is one of those that add to them, which is given new entries of this kind; None for the axis itself.
     """
 
     term: Term

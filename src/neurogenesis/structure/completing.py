@@ -100,7 +100,9 @@ def _copied(known: Structure, model: nn.Module, sizes: Mapping[Atom, int]) -> tu
         for each in known.attributes
     ]
     copy.compensations = known.compensations.copied(copied)
-    copy.given, copy.behind_norm = dict(known.given), dict(known.behind_norm)
+    for place, given in known.given.items():
+        copy.given[place] = [each._replace(across=copied(each.across)) for each in given]
+    copy.behind_norm = dict(known.behind_norm)
     copy.counted = [(copied(term), what) for term, what in known.counted]
     return copy, atoms
 

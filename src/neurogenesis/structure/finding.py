@@ -17,7 +17,7 @@ from .axes import Structure, layer_of, named_tensors, unwrapped
 from .examples import Example, Examples, examples_in
 from .extensions import extensions
 from .kept import kept_of
-from .limits import fix_by_role, fix_modules, fix_parametrized, fix_shared, hold_unused, tie_widths
+from .limits import fix_by_role, fix_parametrized, fix_shared, hold_unused, tie_widths
 from .modes import ordinary_tensors
 from .outputs import returned
 from .reasons import Kind, Reason
@@ -116,7 +116,6 @@ def find_widths(
         names = f"{', '.join(unused[:3])}{more}"
         remedy = "pass a list of inputs that together use all layers, as example=[...]"
         _warn(f"the example does not use {names}: widths there cannot be found; if other inputs do, {remedy}")
-    fix_modules(model, axes)
     fix_parametrized(model, axes)
     fix_shared(model, axes)
     fix_by_role(structure, parameters)

@@ -17,15 +17,6 @@ from .reasons import Kind, Reason
 from .rules import Axes, Role
 from .terms import Atom, Product, Term, fix, leaves, resolve, unify
 
-_FIXED_MODULES: list[tuple[tuple[type[nn.Module], ...], str, Kind]] = [
-    (
-        (nn.MultiheadAttention,),
-        "tied to the head count of {}, which splits one embedding size for query, key and value",
-        Kind.ATTENTION,
-    ),
-]
-
-
 _PARAMETRIZATIONS: dict[type[nn.Module], str] = {
     _Orthogonal: "kept orthogonal by the parametrization of {}, which other sizes would break",
     _SpectralNorm: "divided by its spectral norm in the parametrization of {}, which new neurons would change",
@@ -48,18 +39,6 @@ def fix_shared(model: nn.Module, axes: Mapping[str, Axes]) -> None:
     for name, other in shared_memory(named_tensors(model), blocks_of(model)).items():
         for term in axes[name]:
             fix(term, Reason(shared_memory_error(name, other), Kind.SHARED_MEMORY))
-
-
-def fix_modules(model: nn.Module, axes: Mapping[str, Axes]) -> None:
-    """Fix modules whose checks or kernels require the sizes they were built with."""
-    for path, module in model.named_modules():
-        for kinds, text, kind in _FIXED_MODULES:
-            if isinstance(module, kinds):
-                for name in axes:
-                    if name.startswith(f"{path}." if path else ""):
-                        for term in axes[name]:
-                            where = f"{path or 'the model'} ({type(module).__name__})"
-                            fix(term, Reason(text.format(where), kind))
 
 
 def tie_widths(structure: Structure, patterns: list[str]) -> None:

@@ -45,11 +45,10 @@ class Kind(Enum):
     DIFFERS = 1, "let the buffer hold the same value for all neurons, or compute it in forward()"
     SHARED_MEMORY = 1, "give each parameter its own memory before the optimizer is created"
     PLAIN_TENSOR = 1, "register the tensor with register_buffer, or make it a Parameter"
-    ATTENTION = 1, "head sizes and counts are fixed: grow the feed-forward layers of attention blocks instead"
     ADAPTER = 0, "use plain LoRA or DoRA with the default init_lora_weights, whose ranks can grow"
     ONLY_BUFFERS = 1, "consume it with a trained layer"
     # These concern one factor of a size rather than the whole width, or are consequences of another reason.
-    HEADS = 2, ATTENTION[1]
+    HEADS = 2, "the size of a head is fixed: grow the number of heads, or the feed-forward layers, instead"
     NOT_PRODUCED = 2, None
     NOT_CONSUMED = 2, "pass an example that uses all layers of the model"
     SIZE_ONE = 2, None

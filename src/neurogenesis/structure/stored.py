@@ -1,34 +1,34 @@
-"""Which sizes are the same: numbers that know where they come from.
+"""Where the sizes in a model's code come from: numbers that know which attribute or which axis they are the size of.
 
 While a model is traced, the integers among the attributes of its modules are instances of `Stored`, and the lengths in
-the shapes of tensors are instances of `Length`. Where code passes one to a reshape, the axis that it becomes is known,
-however many other attributes and axes have the same value.
+shapes of tensors are instances of `Length`. Where code passes one to a reshape, the axis that it becomes is known,
+however many other sizes have the same value. ``x.reshape(batch, tokens, channels)`` says that the heads of attention
+and the channels of its input have one size, if the shape of the input gave the number of channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from .terms import Term
+from .labels import Attribute
+from .reasons import Reason
+from .rules import Axes
+from .terms import Atom, Conflict, Term, factor, fix, product, unify
 
 
-class Stored(int):
-    """The value of an attribute of a module."""
+class Known(int):
+    """A size that knows what it is the size of; its quotients know what they are a factor of."""
 
-    path: str
-    name: str
-
-    @staticmethod
-    def of(value: int, path: str, name: str) -> Stored:
-        """A value with its place."""
-        result = Stored(value)
-        result.path, result.name = path, name
-        return result
+    def __floordiv__(self, other: int) -> Any:
+        quotient = int(self) // int(other)
+        return Quotient.of(self, other) if quotient * other == self else quotient
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
         return int, (int(self),)
@@ -37,64 +37,181 @@ class Stored(int):
         return int(self)
 
 
-class Length(int):
+class Stored(Known):
+    """The value of an attribute of a module, or of an entry of a tuple of numbers."""
+
+    path: str
+    name: str
+    place: int | None  # in the tuple
+    length: int  # of the tuple
+
+    @staticmethod
+    def of(value: int, path: str, name: str, place: int | None = None, length: int = 0) -> Stored:
+        """A value with its place."""
+        result = Stored(value)
+        result.path, result.name, result.place, result.length = path, name, place, length
+        return result
+
+
+class Length(Known):
     """The length of an axis of a tensor."""
 
     term: Term
 
     @staticmethod
-    def of(value: int, term: Term) -> Length:
+    def of(term: Term, value: int) -> Length:
         """A length with its axis."""
         result = Length(value)
         result.term = term
         return result
 
-    def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        return int, (int(self),)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> int:
-        return int(self)
+class Quotient(Known):
+    """A known size divided by a number, such as the number of heads."""
+
+    dividend: Known
+    divisor: int
+
+    @staticmethod
+    def of(dividend: Known, divisor: int) -> Quotient:
+        """A quotient without a remainder."""
+        result = Quotient(int(dividend) // int(divisor))
+        result.dividend, result.divisor = dividend, divisor
+        return result
+
+
+class Found(NamedTuple):
+    """An axis, and the number that gives it its size; `inner` if it gives the size of an outer factor only."""
+
+    tensor: Tensor
+    axis: int
+    number: Any
+    inner: int = 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether the axis exists and has the size."""
+        return self.axis < self.tensor.ndim and self.tensor.shape[self.axis] == self.number
+
+
+class Sources:
+    """What is known in a trace about where sizes come from; axes whose size comes from one place are the same.
+
+    Args:
+        axes_of: the axes of a tensor; None if it has not been seen.
+        attributes: that store sizes; completed here.
+    """
+
+    def __init__(self, axes_of: Callable[[Tensor], Axes | None], attributes: list[Attribute]):
+        self.axes_of, self._attributes = axes_of, attributes
+        self._stored: dict[tuple[str, str, int | None], Term] = {}  # axes with their size from an attribute
+        self._tuples: dict[tuple[str, str], int] = {}  # lengths of the attributes that are tuples of such sizes
+
+    def note(self, found: Found) -> None:
+        """Note that an axis has its size from an attribute or from another axis."""
+        axes = self.axes_of(found.tensor)
+        if axes is None:
+            return
+        first = term = axes[found.axis]
+        try:
+            term = factor(term, found.inner)[0] if found.inner > 1 else term
+            first = self._source(found.number, term)
+            unify(first, term)
+        except Conflict:
+            if isinstance(found.number, Stored):
+                text = f"tied to others by {'.'.join(filter(None, (found.number.path, found.number.name)))}"
+                for each in (first, term):
+                    fix(each, Reason(text))
+            # Otherwise the rehearsal shows where the model fails.
+
+    def note_attribute(self, path: str, name: str, tensor: Tensor, axis: int) -> None:
+        """Note that an attribute of a module, if it has the size of an axis, stores it."""
+        axes = self.axes_of(tensor)
+        if axes is not None:
+            self._attributes.append(Attribute(path, name, axes[axis]))
+
+    def complete(self, modules: Mapping[str, nn.Module]) -> None:
+        """Add the attributes that are tuples of sizes, once all of these have been seen."""
+        for (path, name), length in self._tuples.items():
+            value = getattr(modules[path], name)
+            terms = (self._stored.get((path, name, place), Atom(value[place])) for place in range(length))
+            self._attributes.append(Attribute(path, name, tuple(terms)))
+
+    def _source(self, number: Known, term: Term) -> Term:
+        """The axis that a number is the size of; `term` if none is known yet."""
+        if isinstance(number, Length):
+            return number.term
+        if isinstance(number, Stored):
+            first = self._stored.setdefault((number.path, number.name, number.place), term)
+            if number.place is None:
+                self._attributes.append(Attribute(number.path, number.name, first))
+            else:
+                self._tuples[number.path, number.name] = number.length
+            return first
+        assert isinstance(number, Quotient)
+        divisor = number.divisor
+        own = self._source(divisor, Atom(int(divisor))) if isinstance(divisor, Known) else Atom(divisor)
+        whole = product([own, term])
+        unify(self._source(number.dividend, whole), whole)
+        return term
 
 
 def store(model: nn.Module) -> None:
-    """Replace the integers among the attributes of modules; the caller restores them."""
+    """Replace the integers among the attributes of modules, and in tuples of them; the caller restores them."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if type(value) is int and not name.startswith("_"):
+            if name.startswith("_"):
+                continue
+            if type(value) is int:
                 vars(module)[name] = Stored.of(value, path, name)
+            elif type(value) is tuple and value and all(type(each) is int for each in value):
+                numbers = (Stored.of(each, path, name, place, len(value)) for place, each in enumerate(value))
+                vars(module)[name] = tuple(numbers)
 
 
 class SizeWatch(TorchFunctionMode):
-    """Calls `found(tensor, axis, number)` for each axis that gets its size from an attribute or from another axis.
+    """Notes each axis that gets its size from an attribute, or from the shape of another tensor."""
 
-    `axes` gives the axes of a tensor, None if they are unknown.
-    """
-
-    def __init__(
-        self, found: Callable[[Tensor, int, Stored | Length], None], axes: Callable[[Tensor], list[Term] | None]
-    ):
+    def __init__(self, sources: Sources):
         super().__init__()
-        self.found, self.axes = found, axes
+        self.sources = sources
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if func is _SHAPE or name == "size":
-            return self._lengths(args, kwargs or {}, result)
-        if name in _SIZES or name in _FACTORIES or name in ("split", "unflatten"):
-            for tensor, axis, number in _sizes(name, args, kwargs or {}, result):
-                if isinstance(number, Stored | Length) and axis < tensor.ndim and tensor.shape[axis] == number:
-                    self.found(tensor, axis, number)
+        if name == "size" or func == _SHAPE:
+            return self._measured(result, *args, **kwargs)
+        if name in _SIZES or name in _FACTORIES or name in ("repeat", "split", "unflatten"):
+            for found in _sizes(name, args, kwargs, result):
+                if isinstance(found.number, Known) and found.fits:
+                    self.sources.note(found)
+        elif func is functional.multi_head_attention_forward:
+            self._note_heads(*args, **kwargs)
         return result
 
-    def _lengths(self, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
-        """The shape of a tensor, or one length of it, as numbers that know their axes."""
-        axes = self.axes(args[0])
-        if axes is None:
+    def _measured(self, result: Any, tensor: Tensor, dim: int | None = None) -> Any:
+        axes = self.sources.axes_of(tensor)
+        if axes is None or len(axes) != tensor.ndim:
             return result
         if isinstance(result, int):
-            return Length.of(result, axes[args[1] if len(args) > 1 else kwargs["dim"]])
-        return torch.Size([Length.of(length, term) for length, term in zip(result, axes, strict=True)])
+            return result if dim is None else Length.of(axes[dim], result)
+        return torch.Size(map(Length.of, axes, result))
+
+    def _note_heads(self, *args: Any, **kwargs: Any) -> None:
+        """Note that queries have as many entries as all heads together, which the function asserts."""
+        given = inspect.signature(functional.multi_head_attention_forward).bind(*args, **kwargs).arguments
+        query, out, heads = given["query"], given["out_proj_weight"], given["num_heads"]
+        axes = self.sources.axes_of(query)
+        size, path = given["embed_dim_to_check"], getattr(given["embed_dim_to_check"], "path", None)
+        if axes is not None:
+            self.sources.note(Found(out, 1, Length.of(axes[-1], size)))
+        if isinstance(heads, Stored):
+            self.sources.note(Found(out, 1, heads, inner=size // heads))
+        if path is not None:
+            self.sources.note(Found(query, query.ndim - 1, size))
+            for name, tensor in (("kdim", given["key"]), ("vdim", given["value"])):
+                self.sources.note_attribute(path, name, tensor, tensor.ndim - 1)
 
 
 _SHAPE: Any = Tensor.shape.__get__  # type: ignore[attr-defined]
@@ -102,19 +219,19 @@ _SIZES = {"view", "reshape", "expand", "new_empty", "new_full", "new_ones", "new
 _FACTORIES = {"empty", "full", "ones", "rand", "randn", "zeros"}
 
 
-def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[tuple[Tensor, int, Any]]:
+def _sizes(name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Iterator[Found]:
     """The axes of results and the numbers that were given for them."""
     if name == "split":
         number = args[1] if len(args) > 1 else kwargs.get("split_size_or_sections", kwargs.get("split_size"))
         axis = args[2] if len(args) > 2 else kwargs.get("dim", 0)
         numbers = number if isinstance(number, list | tuple) else [number] * len(result)
-        yield from ((piece, axis % piece.ndim, each) for piece, each in zip(result, numbers, strict=True))
+        yield from (Found(piece, axis % piece.ndim, each) for piece, each in zip(result, numbers, strict=True))
         return
     if name == "unflatten":
         axis, numbers = (args[1], args[2]) if len(args) > 2 else (kwargs["dim"], kwargs["sizes"])
         axis = axis % (result.ndim - len(numbers) + 1)
     else:
         axis, rest = 0, args if name in _FACTORIES else args[1:]
-        given = rest or [kwargs.get("size", kwargs.get("shape", ()))]
+        given = rest or [kwargs.get("size", kwargs.get("shape", kwargs.get("repeats", ())))]
         numbers = given[0] if isinstance(given[0], list | tuple) else list(given)
-    yield from ((result, axis + offset, number) for offset, number in enumerate(numbers))
+    yield from (Found(result, axis + offset, number) for offset, number in enumerate(numbers))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,7 @@ from .rules import Axes, Counted, RuleError, unknown
 from .rules.base import checked, rule_for
 from .rules.registered import is_registered, module_rule
 from .running import internal_run, note_constant_calls, preserved
-from .stored import Length, SizeWatch, Stored, store
+from .stored import SizeWatch, Sources, store
 from .terms import Atom, Conflict, Term, fix, size, unify
 
 
@@ -94,7 +94,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.masks: set[str] = set()  # tensors that weights are multiplied by elementwise
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
         self.work: Work | None = None  # of the run
-        self._stored: dict[tuple[str, str], Term] = {}
+        self.sources = Sources(self.axes_of, self.attributes)
         self._constant_calls: Counter[nn.Module] = Counter()
         self._reached: set[nn.Module] = set()  # modules whose input has depended on the model's input
 
@@ -232,21 +232,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if not found.static and tensor.is_floating_point():
                     self.coarsest = max(self.coarsest, torch.finfo(tensor.dtype).eps)
 
-    def note_size(self, tensor: Tensor, axis: int, number: Stored | Length) -> None:
-        """Note that an axis has its size from an attribute or from another axis; axes with one size are the same."""
-        term = self.label(tensor).axes[axis]
-        if isinstance(number, Length):
-            with suppress(Conflict):  # the rehearsal shows where the model fails
-                unify(number.term, term)
-            return
-        first = self._stored.setdefault((number.path, number.name), term)
-        try:
-            unify(first, term)
-        except Conflict:
-            for each in (first, term):
-                fix(each, Reason(f"tied to others by {'.'.join(filter(None, (number.path, number.name)))}"))
-        self.attributes.append(Attribute(number.path, number.name, term))
-
     def axes_of(self, tensor: Tensor) -> Axes | None:
         """The axes of a tensor that has been labeled; None for others."""
         if id(tensor) in self.own:
@@ -254,7 +239,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.label(tensor).axes if tensor in self.labels else None
 
     def settle(self) -> None:
-        """Fix the axes of what looked like a norm and is none."""
+        """Fix the axes of what looked like a norm and is none; complete the attributes."""
+        self.sources.complete(self.modules)
         for norm in self.norms:
             if norm.obstacle is not None:
                 fix(norm.term, norm.obstacle)
@@ -332,7 +318,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
             stack.enter_context(_FailureWatch(tracer))
         else:
             store(model)
-            stack.enter_context(SizeWatch(tracer.note_size, tracer.axes_of))
+            stack.enter_context(SizeWatch(tracer.sources))
         outputs = call_model(call, example)
     tracer.settle()
     return outputs
