@@ -9,7 +9,7 @@ A norm that is written out is recognized step by step: `value_of` says what each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,6 +31,7 @@ class Norm:
         minus: 1 if the sum of squares is divided by n - 1.
         power: the gain is multiplied by (n / n') ** power.
         divided: whether activations have been divided.
+        read: whether an operation uses its results, or the model returns them.
         scaled: whether a parameter has been multiplied by since, which can make up for the size.
         broken: whether its intermediate results are used for something else.
         shifted: whether a parameter has been added since.
@@ -44,6 +45,7 @@ class Norm:
     minus: int = 0
     power: float = 0.5
     divided: bool = False
+    read: bool = False
     scaled: bool = False
     broken: bool = False
     shifted: bool = False
@@ -53,6 +55,8 @@ class Norm:
     @property
     def obstacle(self) -> Reason | None:
         """Why the axis cannot change; None if it can."""
+        if not self.read and not self.divided:  # such as the mean of attention weights over heads
+            return None
         if self.within is not None and not self.broken:
             return self.within.obstacle
         if self.broken or not self.divided:
@@ -94,12 +98,21 @@ def value_of(call: Call, labels: Sequence[Label], norm: Norm | None) -> Value | 
         norm: the norm that a reduction may belong to.
     """
     found = _step(call, labels, norm)
+    if call.name.removeprefix("aten.") not in _KEEPING:
+        mark_read(labels)
     if found is None:
         for label in labels:
             value = label.value
             if value is not None and value.norm is not None:
                 value.norm.broken |= not _divides(call, labels)
     return found
+
+
+def mark_read(labels: Iterable[Label]) -> None:
+    """Mark the norms whose results these are as read."""
+    for label in labels:
+        if label.value is not None and label.value.norm is not None:
+            label.value.norm.read = True
 
 
 def _step(call: Call, labels: Sequence[Label], norm: Norm | None) -> Value | None:

@@ -33,7 +33,7 @@ from .derived import derived
 from .examples import Example, call_model, copied_example, tensors_in
 from .flops import Hidden, Work, is_counted, multiplications, operations_of
 from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
-from .norms import Norm, output_of
+from .norms import Norm, mark_read, output_of
 from .randomness import constant_randomness
 from .reasons import Kind, Reason
 from .recurrent import attributes_of, restore, without_kernels
@@ -42,7 +42,7 @@ from .rules.base import checked, rule_for
 from .rules.registered import is_registered, module_rule
 from .running import internal_run, note_constant_calls, preserved
 from .stored import SizeWatch, Sources, store
-from .terms import Atom, Conflict, Term, fix, size, unify
+from .terms import Atom, Conflict, Term, fix, size
 
 
 class Rejected(Exception):
@@ -320,5 +320,6 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
             store(model)
             stack.enter_context(SizeWatch(tracer.sources))
         outputs = call_model(call, example)
+    mark_read(tracer.label(tensor) for tensor in tensors_in(outputs))
     tracer.settle()
     return outputs
