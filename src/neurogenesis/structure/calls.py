@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from .compensations import Compensation, Compensations, NewEntries
 from .examples import tensors_in
 from .fills import MEAN, ZERO, Fill
-from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
-from .norms import Norm
+from .labels import Attribute, Frame, Label, Norm, NormRecord, RoleRecord, rigid
 from .reasons import Kind, Reason
 from .rules import Axes, Counted, Role
 from .terms import Conflict, Term, fix, resolve, shares, unify

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .calls import OperationCall
-from .labels import Label, Maker
-from .norms import Norm, divided_by, fill_of, value_of
+from .labels import Label, Maker, Norm
+from .norms import divided_by, fill_of, value_of
 from .terms import Term, shares
 
 

@@ -10,83 +10,11 @@ A norm that is written out is recognized step by step: `value_of` says what each
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from .fills import MEAN, ZERO, Fill
-from .labels import Label
-from .reasons import Reason
+from .labels import Label, Norm, Value
 from .rules import Call
-from .terms import Term
-
-
-@dataclass(eq=False)
-class Norm:
-    """A norm across an axis, as far as it is recognized; if it is not in the end, the axis is fixed.
-
-    Args:
-        term: the axis.
-        reason: why the axis cannot change if no norm is recognized.
-        where: the module it runs in.
-        minus: 1 if the sum of squares is divided by n - 1.
-        power: the gain is multiplied by (n / n') ** power.
-        divided: whether activations have been divided.
-        read: whether an operation uses its results, or the model returns them.
-        scaled: whether a parameter has been multiplied by since, which can make up for the size.
-        broken: whether its intermediate results are used for something else.
-        shifted: whether a parameter has been added since.
-        within: the norm that it is a part of, for a mean that is subtracted first.
-        flat: an operation that its output has reached which maps zero to zero with a gradient of zero, such as relu.
-    """
-
-    term: Term
-    reason: Reason
-    where: str
-    minus: int = 0
-    power: float = 0.5
-    divided: bool = False
-    read: bool = False
-    scaled: bool = False
-    broken: bool = False
-    shifted: bool = False
-    within: Norm | None = None
-    flat: str | None = None
-
-    @property
-    def obstacle(self) -> Reason | None:
-        """Why the axis cannot change; None if it can."""
-        if not self.read and not self.divided:  # such as the mean of attention weights over heads
-            return None
-        if self.within is not None and not self.broken:
-            return self.within.obstacle
-        if self.broken or not self.divided:
-            return self.reason
-        if self.power and not self.scaled:
-            return Reason(f"normalized across in {self.where}, with no gain that could make up for another size")
-        if self.flat is not None and not self.shifted:
-            return Reason(f"normalized to zero in {self.where}, where {self.flat} would keep new entries from learning")
-        return None
-
-
-@dataclass(frozen=True)
-class Value:
-    """What a tensor is in a norm that is written out.
-
-    Args:
-        kind: a step of it.
-        of: origin of the activations that it was computed of.
-        base: the activations across which the norm runs, before their mean was subtracted.
-        norm: the norm; None for squares, of which there is no mean yet.
-        centered: whether the mean was subtracted.
-        mean: the mean that was subtracted, as a norm.
-    """
-
-    kind: Literal["mean", "centered", "square", "moment", "root", "inverse"]
-    of: object
-    base: Label
-    norm: Norm | None = None
-    centered: bool = False
-    mean: Norm | None = None
 
 
 def value_of(call: Call, labels: Sequence[Label], norm: Norm | None) -> Value | None:

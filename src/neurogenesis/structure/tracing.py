@@ -32,8 +32,8 @@ from .compensations import Compensations
 from .derived import derived
 from .examples import Example, call_model, copied_example, tensors_in
 from .flops import Hidden, Work, is_counted, multiplications, operations_of
-from .labels import Attribute, Frame, Label, NormRecord, RoleRecord, rigid
-from .norms import Norm, mark_read, output_of
+from .labels import Attribute, Frame, Label, Norm, NormRecord, RoleRecord, rigid
+from .norms import mark_read, output_of
 from .randomness import constant_randomness
 from .reasons import Kind, Reason
 from .recurrent import attributes_of, restore, without_kernels
