@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """One growth: the gradient step, the width, its sizes before and after, and the metric and threshold behind it.
+    """The growth of a width at a gradient step: its sizes before and after, and the metric and threshold behind it.
 
-    If the size after is smaller, dead neurons were dropped.
+    If `after` is smaller than `before`, dead neurons were dropped.
     """
 
     step: int
@@ -29,7 +29,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Observation:
-    """One look of a trigger at a width: the step, the size, metric and threshold, and the neurons it asked for."""
+    """A look of a trigger at a width: the step, size, metric and threshold, and how many neurons it asked for."""
 
     step: int
     width: str

@@ -107,7 +107,7 @@ def eigenvalues_above(gram: Tensor, threshold: float) -> int:
 
 
 def _positive_definite(gram: Tensor, threshold: float) -> bool:
-    """Return whether all eigenvalues are greater than a threshold; much faster than counting them."""
+    """Whether all eigenvalues are greater than a threshold; much faster than counting them."""
     shifted = gram.clone()
     shifted.diagonal().sub_(threshold)
     return bool(torch.linalg.cholesky_ex(shifted).info == 0)
@@ -234,7 +234,7 @@ class Products:
 
 
 def products_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Products:
-    """Products of present neurons and candidates, from parts of both with the same samples, neurons x samples."""
+    """Products of present neurons and candidates, from pairs of their activations (neurons x samples) on equal samples."""
     parts = list(parts)
     M, n = parts[0][0].shape[0], sum(part.shape[1] for part, _ in parts)
     if n < M:
@@ -302,7 +302,7 @@ def _orthogonality_with(products: Products) -> Tensor:
 
 
 def rank_and_sum_with(H: Tensor, candidates: Tensor, eps: float = 0.01) -> tuple[Tensor, Tensor]:
-    r"""Effect of appending one candidate, for each: whether the effective rank rises, and the rise of the singular sum.
+    r"""For each candidate, whether appending it raises the effective rank, and the rise of the sum of singular values.
 
     With :math:`HH^T/n = V\,\mathrm{diag}(\lambda)V^T`, :math:`b = V^THc/n` and :math:`c_0 = \|c\|^2/n`, the rank
     rises if and only if :math:`c_0 - \epsilon^2 - \sum_i b_i^2/(\lambda_i - \epsilon^2) > 0`. The sum of singular
@@ -327,7 +327,7 @@ def _rank_and_sum_with(products: Products, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def singular_sum_with(H: Tensor, candidates: Tensor) -> Tensor:
-    """Rise of the sum of singular values when one candidate is appended, for each; differentiable in the candidates."""
+    """For each candidate, the rise of the sum of singular values if it is appended; differentiable in the candidates."""
     matrix, rows = _as_matrix(H), doubled(candidates)
     n = matrix.shape[1]
     if n < len(matrix):

@@ -1,4 +1,4 @@
-r"""Triggers decide when, where and how many neurons to add: after a gradient step they are asked about each layer.
+r"""Triggers decide when, where and how many neurons to add. They are asked about layers after gradient steps.
 
 A trigger is a function of a `Layer` that returns a `Decision` or an integer, or an instance of a subclass of `Trigger`,
 which states what it needs and can store the initial state of a layer.
@@ -33,8 +33,8 @@ class Decision:
 
     Args:
         count: number of neurons to add.
-        metric: what was measured.
-        threshold: what it was compared with.
+        metric: the value that was measured.
+        threshold: the value that it was compared with.
         wait: number of gradient steps until the trigger must be asked again about this layer. By default the grower
             decides.
     """
@@ -54,10 +54,10 @@ class Trigger:
         needs: what the trigger requires ("activations", "gradients", "fan-out gradients", "trials"); widths without it
             do not grow.
         patient: whether the trigger may be asked less often while it returns 0.
-        limit: the multiple of the initial size of each width at which a `Grower` stops if neither `max_width` nor
+        limit: the maximum size of each width as a factor of its initial size, if neither `max_width` nor
             `max_parameters` is given; infinite if growth ends by itself.
-        streams: whether it may decide about widths that a norm runs across, where it has no needs: new neurons there
-            begin as zeros or means, with nothing to measure.
+        streams: whether a trigger without needs may decide about widths that a norm runs across. New neurons of these
+            begin as zeros or means, which cannot be measured.
 
     Example:
         >>> import neurogenesis as ng
@@ -85,7 +85,7 @@ class Trigger:
         """Adapt ``layer.memory`` to new shapes; called for each layer after any of them have grown."""
 
     def __repr__(self) -> str:
-        """Identifies it in saved states: the same in every process."""
+        """A text that identifies the trigger in saved states, the same in every process."""
         return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def __call__(self, layer: Layer) -> Decision | int:
@@ -322,36 +322,38 @@ class Gradient(Trigger):
 
 @dataclass(frozen=True)
 class Need(Trigger):
-    r"""Grow while new neurons would learn something that the present ones cannot, from what the training set can tell.
+    r"""Grow while new neurons would learn something that the present ones cannot, as far as the training set can tell.
 
-    Would-be neurons with random fan-in and no fan-out are watched over a window of gradient steps: which gradient would
-    their fan-out get, without the part that the present neurons and the bias of the next layer can express? And would
-    other samples give the same? A layer grows if the signal-to-noise ratio of that gradient over the training set,
+    Over a window of gradient steps, the trigger watches candidates: neurons with random fan-in and no fan-out. Which
+    gradient would their fan-out get, without the part that the present neurons and the bias of the next layer can
+    express? And would other samples give the same? A layer grows if the signal-to-noise ratio of that gradient over the
+    training set of M samples,
 
     .. math:: R = \frac{\text{squared norm of the mean gradient}}{\text{variance of a sample's gradient} / M},
 
-    with M the number of samples, is above a threshold, the largest of
+    is above a threshold, which is the largest of three:
 
-    - four standard errors of R in noise (see `neurogenesis.candidates.windows`): the window can tell it from noise;
-    - the smaller one of two measures of strength, because new neurons have weights in their fan-in, too, which fit
-      noise as well, and the present ones may be about to learn the same. The first is 225 / d, with d the number of
-      directions over which the noise is spread: R is 225 times as strong as the noise of the training set in one of
-      them. After 80 steps, the number falls as that of steps rises, because what is still there is there to stay; and
-      in layers of fewer than 16 neurons it is smaller in proportion. The second is a third of the largest R so far, in
-      all layers that are asked together, of the gradient with the part that the present neurons can express, and at
-      least twice as many standard errors (fewer below 16 neurons): of all that there was to learn, they clearly cannot
-      express a third;
-    - 1: it is as strong as the noise of the training set in all directions.
+    - four standard errors of R under noise alone (see `neurogenesis.candidates.windows`), so that the window can tell R
+      from noise;
+    - the smaller of two measures of strength, because new neurons also fit noise with their fan-in, and the present
+      neurons may be about to learn the same. The first is 225 / d, if the noise is spread over d directions: R is 225
+      times as strong as the noise of the training set in one direction. It falls as 80 / step after 80 steps, because
+      a gradient that is still there will stay, and in proportion to the size of layers of fewer than 16 neurons,
+      whichever is less. The second is a third of the largest R so far, among all layers that are asked together, of the
+      whole gradient, including the part that the present neurons can express; it is at least eight standard errors
+      (fewer below 16 neurons). So the present neurons clearly cannot express a third of what there was to learn;
+    - 1, so that R is as strong as the noise of the training set in all directions.
 
-    Convolutions of fewer than 16 channels are hardly ever enough, but their gradients are mostly noise. So the fewer
-    there are, the less has to be shown: for :math:`s = \text{channels} / 16`, the threshold is the larger one of s and
-    :math:`4 (4s - 1) / 3` standard errors, which are none for 4 channels.
+    Convolutions of fewer than 16 channels are rarely enough, but their gradients are mostly noise, so less evidence is
+    asked for: with :math:`s = \text{channels} / 16`, the threshold is the larger of s and :math:`4 (4s - 1) / 3`
+    standard errors, which is zero for 4 channels.
 
     If R is p percent above the threshold, the layer grows by p percent of its size, or of 16 neurons if it has fewer:
     at least by a sixteenth of that and at most by all of it. Layers are asked after 10, 20, 40, 80, ... gradient steps,
-    so that new neurons have as much time to learn as there was before them, and size cannot outrun training. A window
-    has the last 48 steps before, or 10 at first, of which as many are looked at, evenly spaced, as are needed for 4,096
-    items of batches, for as many as there are samples, or for 64 for each step so far, whichever is least: 5 to 24.
+    so that new neurons have as much time to learn as has passed before them, and size cannot outrun training. A window
+    covers the last 48 steps, or 10 at first. The trigger looks at 5 to 24 of them, evenly spaced: as many as are needed
+    for 4,096 items of batches, for as many items as there are samples, or for 64 items per step so far, whichever is
+    least.
 
     Args:
         window: number of gradient steps in a window.
@@ -393,7 +395,7 @@ class Need(Trigger):
         return latest
 
     def _found(self, layer: Layer, before: Window, window: Window) -> Statistics | None:
-        """What a window shows, if it ends at this step."""
+        """The statistics of a window that ends at this step; None if it goes on."""
         new = [record for record, old in zip(window.records, before.records, strict=True) if record is not old]
         try:
             check_finite([each for record in new for each in record.found], f"activations or gradients of {layer.name}")
@@ -478,7 +480,7 @@ class Need(Trigger):
 
     @staticmethod
     def _saved_window(layer: Layer) -> Window | None:
-        """The window in progress, if there is one; those of earlier versions are not gone on with."""
+        """The window in progress, if there is one; a window that an earlier version has saved is not continued."""
         saved = layer.memory.get("window")
         if saved is None or "biases" not in saved:
             return None
@@ -486,7 +488,7 @@ class Need(Trigger):
         return window if all(record.complete for record in window.records) else None
 
     def _same_kind(self, layer: Layer, window: Window) -> bool:
-        """Whether the layer's weights have the shapes, the precision and the devices of those in the window."""
+        """Whether the weights of the layer have the same shapes, precision and devices as those in the window."""
         producers = (layer.producer, *layer.other_producers)
         if len(producers) != len(window.fan_ins):
             return False

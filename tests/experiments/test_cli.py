@@ -395,7 +395,7 @@ def test_timed_runs_and_runs_on_a_shared_device_are_done_one_at_a_time(
     words: tuple[str, ...], workers: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("neurogenesis.experiments.engines.pool.cores", lambda: 4)
-    monkeypatch.setattr("neurogenesis.experiments.estimates._startup_seconds", lambda: 5.0)
+    monkeypatch.setattr("neurogenesis.experiments.estimates.startup_seconds", lambda: 5.0)
     assert main(["sweep", *words, "--only", "small*", "--seeds", "1", "--dry-run"]) == 0
     assert f"1 of 1 runs to do, {workers} at a time" in capsys.readouterr().out
 

@@ -374,7 +374,7 @@ def test_an_address_must_answer_in_time(capsys: pytest.CaptureFixture[str], monk
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         started = time.monotonic()
         with monkeypatch.context() as impatient:
-            impatient.setattr(ray_cluster, "_ANSWER", 1)
+            impatient.setattr(ray_cluster, "ANSWER", 1)
             assert f"--address {address}: no Ray cluster answered within 1 sec" in refused(capsys, "--address", address)
         assert time.monotonic() - started < 30  # Ray itself would try for longer
     assert "--address nonsense: no Ray cluster answered" in refused(capsys, "--address", "nonsense")

@@ -263,7 +263,7 @@ def test_a_dry_run_lists_the_runs_and_how_long_they_take(
 
 @pytest.mark.filterwarnings("ignore")
 def test_estimates_come_from_finished_runs_or_from_steps(uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neurogenesis.experiments.estimates._startup_seconds", lambda: 5.0)
+    monkeypatch.setattr("neurogenesis.experiments.estimates.startup_seconds", lambda: 5.0)
     runs = select_runs("digits", seeds=[1, 2], epochs=15, only=["north-random-*"])[1]
     first, second = runs
     result = json.loads((uninterrupted / first / "result.json").read_text())
@@ -337,7 +337,7 @@ def test_a_shape_that_is_selected_alone_needs_a_finished_run(tmp_path: Path) -> 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_time_of_a_shape_is_estimated_before_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neurogenesis.experiments.estimates._startup_seconds", lambda: 0.0)
+    monkeypatch.setattr("neurogenesis.experiments.estimates.startup_seconds", lambda: 0.0)
     grown, shape = grown_and_its_shape(maximum=2048)
     least, most = estimate(by_name(shape), tmp_path, 1, "cpu")[shape.label]
     assert 0 < 2 * least < most

@@ -159,7 +159,7 @@ CHAINS: dict[str, tuple[Callable[[], nn.Module], list[Tensor], str]] = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_usual_layers_have_chains(name: str, training: bool, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for a part of the latest samples, computed in small parts, and with the norms' running statistics."""
-    monkeypatch.setattr("neurogenesis.candidates.chains._CHUNK_ENTRIES", 1000)
+    monkeypatch.setattr("neurogenesis.candidates.chains.CHUNK_ENTRIES", 1000)
     make, batches, width = CHAINS[name]
     torch.manual_seed(0)
     model = make()

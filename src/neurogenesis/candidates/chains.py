@@ -30,7 +30,7 @@ from .grown import Candidates, apply_weights
 _RECTIFIERS = {ReLU, nn.ReLU}  # computed in place, which saves memory
 _RANDOM = (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-_CHUNK_ENTRIES = 2**20  # outputs of the producer that are computed at a time: 4 MB, which stay in the cache
+CHUNK_ENTRIES = 2**20  # outputs of the producer that are computed at a time: 4 MB, which stay in the cache
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class ChainRun:
             x = x.contiguous(memory_format=layout)
         if not all(map(_takes_parts, self.chain.modules)):
             return [self._by_neuron(run(x), count)[-samples:]]
-        size = max(1, _CHUNK_ENTRIES // (count * self._outputs_per_sample))
+        size = max(1, CHUNK_ENTRIES // (count * self._outputs_per_sample))
         parts = x[-samples:].split(size)  # type: ignore[no-untyped-call]
         return [self._by_neuron(run(part), count) for part in parts]
 

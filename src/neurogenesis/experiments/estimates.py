@@ -39,7 +39,7 @@ def estimate(runs: Mapping[str, Settings], out: Path, threads: int, device: str)
     with the initial network and with the largest that it may grow to. A shape that is not grown
     yet may have any size in between.
     """
-    startup = _startup_seconds()
+    startup = startup_seconds()
     results = {name: result_of(with_shape(settings, out / name), out / name) for name, settings in runs.items()}
     known: dict[Settings, list[float]] = {}
     for name, result in results.items():
@@ -66,7 +66,7 @@ def _extremes(settings: Settings) -> list[Settings]:
     return [settings] if settings.static else [settings, _largest(settings)]
 
 
-def _startup_seconds() -> float:
+def startup_seconds() -> float:
     """The time before the first step: about as long as importing scikit-learn, as workers have imported torch."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import sklearn.datasets"], check=False, capture_output=True)

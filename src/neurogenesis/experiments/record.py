@@ -100,7 +100,7 @@ class Epoch:
     flops: int | None = None
     """Floating-point operations of a forward pass of one sample."""
     training_flops: int | None = None
-    """Those of the training so far: three times the forward passes of all steps."""
+    """Floating-point operations of the training so far: three times the forward passes of all steps."""
     bits_per_character: float | None = None
     """The test loss of networks that predict characters, in bits."""
     widths: Sizes

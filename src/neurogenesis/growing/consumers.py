@@ -39,7 +39,7 @@ class Consumer:
     bias: str | None
 
     def point(self, width: Width) -> Point:
-        """Its input. In front of a grouped convolution a neuron is one channel of every group."""
+        """The input of the consumer. In front of a grouped convolution, a neuron is one channel of every group."""
         positions = width.positions(self.axis)
         if not isinstance(self.module, _ConvNd) or self.module.groups == 1 or self.module.transposed:
             return Point(self.axis.module, "input", positions, width.in_order(self.axis))
@@ -47,7 +47,7 @@ class Consumer:
         return Point(self.axis.module, "input", (positions[:, None] + first[:, None]).flatten(1), False)
 
     def fan_out(self, model: nn.Module, width: Width) -> Tensor:
-        """Its weights, neurons x the rest."""
+        """The weights of the consumer, neurons x the rest."""
         return width.neurons(self.axis, weight_of(model, self.axis.tensor)).flatten(1).double()
 
     def remaining(self, model: nn.Module, width: Width, moments: Moments) -> Remaining | Unfolded:

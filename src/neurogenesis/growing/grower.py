@@ -185,8 +185,10 @@ class Grower:
 
     @property
     def training_flops(self) -> int:
-        """Those of all training passes so far: three times the forward pass each. What growing itself takes is not
-        among them."""
+        """Floating-point operations of all training passes so far, each three times those of its forward pass.
+
+        Those of growing itself are not counted.
+        """
         return self._recorder.compute.total(self._structure)
 
     @property

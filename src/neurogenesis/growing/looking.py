@@ -239,7 +239,7 @@ class Looks:
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """By layer, what was missing at the latest look before it could be measured, if something was."""
+        """For each layer that could not be measured at the latest look, what was missing."""
         return self._sample_notices.missing
 
     def state(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def undisturbed_seconds(runs: Sequence[Run]) -> dict[Path, float]:
 
 
 def _epochs(run: Run) -> Iterator[tuple[int | None, int, float]]:
-    """Of each epoch the operations of a forward pass, None if they changed, its steps, and its seconds."""
+    """For each epoch, the operations of a forward pass (None if they changed), the steps and the seconds."""
     if not run.epochs:
         return
     first = run.epochs[0]

@@ -25,7 +25,7 @@ from . import Place
 from .pool import cores
 from .ray_nodes import examine, versions
 
-_ANSWER = 30  # seconds that a cluster has to answer; on a busy machine, asking takes ten
+ANSWER = 30  # seconds that a cluster has to answer; on a busy machine, asking takes ten
 _OBJECT_STORE = 128 * 2**20  # bytes, of a local Ray, where nothing is fetched
 
 
@@ -88,12 +88,12 @@ def _check_address(address: str) -> None:
         )
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
-        answers = subprocess.run(command, capture_output=True, timeout=_ANSWER, check=False).returncode == 0
+        answers = subprocess.run(command, capture_output=True, timeout=ANSWER, check=False).returncode == 0
     except subprocess.TimeoutExpired:
         answers = False
     if not answers:
         raise UsageError(
-            f"--address {address}: no Ray cluster answered within {_ANSWER} seconds; "
+            f"--address {address}: no Ray cluster answered within {ANSWER} seconds; "
             "give HOST:PORT of its head, or start one with: ray start --head"
         )
 

@@ -39,9 +39,9 @@ class Comparison:
     """The runs and searches on one preset."""
 
     grown: dict[str, Settings]
-    """By name of the run."""
+    """Growing runs by name."""
     spaces: dict[str, Space]
-    """By name of the search."""
+    """Spaces of the searches by name."""
 
 
 def plan_comparisons(
