@@ -234,7 +234,7 @@ class Products:
 
 
 def products_of(parts: Iterable[tuple[Tensor, Tensor]]) -> Products:
-    """Products of present neurons and candidates, from pairs of their activations (neurons x samples) on equal samples."""
+    """Products of present neurons and candidates, from pairs of both (neurons x samples) on the same samples."""
     parts = list(parts)
     M, n = parts[0][0].shape[0], sum(part.shape[1] for part, _ in parts)
     if n < M:
@@ -327,7 +327,7 @@ def _rank_and_sum_with(products: Products, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def singular_sum_with(H: Tensor, candidates: Tensor) -> Tensor:
-    """For each candidate, the rise of the sum of singular values if it is appended; differentiable in the candidates."""
+    """For each candidate, the rise of the sum of singular values if it is appended, with its derivatives."""
     matrix, rows = _as_matrix(H), doubled(candidates)
     n = matrix.shape[1]
     if n < len(matrix):

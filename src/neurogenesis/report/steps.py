@@ -78,7 +78,7 @@ def _moments(sizes: pd.Series, seen: pd.DataFrame, last: int, limit: int) -> pd.
 
 
 def _merged_changes(sizes: pd.Series, limit: int) -> pd.DataFrame:
-    """For each step, the size before and the number of changes since; those beyond the limit are merged with the next."""
+    """For each step, the size before and the number of changes since; beyond the limit, changes are merged."""
     count = len(sizes) - 1
     ends = np.add(evenly(count, limit), 1)
     if len(ends) < count:
