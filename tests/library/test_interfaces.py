@@ -273,3 +273,79 @@ def test_frozen_outputs_grow_only_if_that_is_asked_for() -> None:
     with pytest.raises(ValueError, match=r"2\.weight would be resized, but is frozen"):
         ng.grow(model, "output", 1)
     assert ng.grow(model, "output", 1, frozen=True).after == 4
+
+
+# --- training, saving and loading ------------------------------------------------------------------------
+
+
+class Run:
+    """A training run whose inputs and classes grow in between."""
+
+    def __init__(self, strategy: str = "north-random") -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 6), ng.nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
+        self.grower = ng.Grower(self.model, self.optimizer, strategy, max_width=12, buffer=32)
+
+    def train(self, steps: range) -> None:
+        for step in steps:
+            torch.manual_seed(step)
+            features, classes = self.model[0].in_features, self.model[4].out_features
+            x = torch.randn(16, features)  # type: ignore[arg-type]
+            loss = nn.functional.cross_entropy(self.model(x), x.argmax(1) % classes)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.grower.step()
+
+    def grow(self, interface: str) -> None:
+        ng.interfaces(self.model, torch.randn(2, 4))
+        ng.grow(self.model, interface, 2)  # with the optimizer of the grower
+
+    def same(self, other: Run) -> bool:
+        pairs = zip(self.model.parameters(), other.model.parameters(), strict=True)
+        return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("interface", ["input", "output"])
+@pytest.mark.parametrize("strategy", ["need", "north-select", "north-integrated", "gradmax", "firefly", "nest"])
+def test_growth_goes_on_after_an_interface_has_grown(strategy: str, interface: str) -> None:
+    run = Run(strategy)
+    run.train(range(9))
+    run.grow(interface)
+    run.train(range(9, 30))
+    assert run.grower.steps == 30 and all(p.isfinite().all() for p in run.model.parameters())
+    assert all(s["exp_avg"].shape == p.shape for p, s in run.optimizer.state.items())
+
+
+@pytest.mark.parametrize("interface", ["input", "output"])
+def test_a_run_with_a_grown_interface_is_saved_and_resumed_bit_by_bit(interface: str, tmp_path: Any) -> None:
+    run = Run()
+    run.train(range(4))
+    early = ng.snapshot(run.model, run.optimizer, run.grower)
+    run.grow(interface)
+    run.train(range(4, 8))
+    ng.save(tmp_path / "run.pt", run.model, run.optimizer, run.grower)
+    again = Run()
+    ng.load(tmp_path / "run.pt", again.model, again.optimizer, again.grower)
+    for each in (run, again):
+        each.train(range(8, 14))
+    assert run.same(again) and run.grower.widths == again.grower.widths
+    alone = Run().model
+    ng.load(tmp_path / "run.pt", alone)
+    assert alone[4].out_features == run.model[4].out_features
+    ng.save(tmp_path / "again.pt", again.model)
+    ng.load(tmp_path / "again.pt", Run().model)  # what was loaded is known to have grown
+    ng.restore(early, run.model, run.optimizer, run.grower)
+    assert (run.model[0].in_features, run.model[4].out_features) == (4, 3)
+
+
+def test_a_plain_state_is_loaded_with_other_interfaces_only_if_that_is_asked_for() -> None:
+    model, example = built("words")
+    ng.grow(model, "vocabulary", 4, example=example)
+    fresh, _ = built("words")
+    with pytest.raises(ValueError, match="cannot be resized"):
+        ng.load_state_dict(fresh, model.state_dict(), example=example)
+    ng.load_state_dict(fresh, model.state_dict(), example=example, interfaces=True)
+    assert torch.equal(call(fresh, example + 4), call(model, example + 4))
+    assert fresh.embed.num_embeddings == fresh.head.out_features == 15  # type: ignore[union-attr]

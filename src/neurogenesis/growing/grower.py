@@ -403,6 +403,10 @@ class Grower:
         self._schedule.start(())
         self._recorder.start_again()
 
+    def inputs_resized(self) -> None:
+        """Drop the latest inputs: the model takes others from now on."""
+        self.buffer.clear()
+
     def detach(self, *, keep_ages: bool = False) -> None:
         """Remove all hooks from the model and the optimizers. The model keeps its size.
 

@@ -63,7 +63,7 @@ class TrainedModel:
 
     def surgery(self) -> Surgery:
         """A surgery on the model, the optimizers' state and the average."""
-        return Surgery(self.model, self.optimizers, self.ema, ages=self.ages)
+        return Surgery(self.model, self.optimizers, self.ema, ages=self.ages, settle=False)
 
     def fan_ins(self, width: Width, initial: int) -> Mapping[str, FanIn]:
         """The distribution of random fan-ins of a width, by parameter; see `surgery.reach`."""

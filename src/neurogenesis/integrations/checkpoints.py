@@ -6,6 +6,7 @@ import json
 import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 
 from ..structure.axes import unwrapped
 from ..structure.examples import Examples
+from ..structure.interfaces import known_interfaces
 from ..structure.modes import ordinary_tensors
 from ..structure.saved_sizes import SavedSizes
+from ..structure.solving import shapes_in
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.plan import Surgery
 from ..surgery.resizing import resize_to_saved
@@ -36,6 +39,7 @@ def load_state_dict(
     example: Examples | None = None,
     strict: bool = True,
     optimizer: Optimizers = None,
+    interfaces: bool = False,
 ) -> dict[str, int]:
     """Resize a model to the shapes in a state and load it; no grower is needed.
 
@@ -52,6 +56,8 @@ def load_state_dict(
             the file, or if the model has the shapes of the state already.
         strict: whether state and model must have the same names.
         optimizer: the optimizers of the model, if they have state already. New entries are as they initialize them.
+        interfaces: whether sizes of inputs and outputs are resized, too, such as a vocabulary. Those that were saved
+            with the sizes of widths, as they had been grown by hand, always are.
 
     Returns:
         The new sizes of the widths that were resized, by name; of all widths if their sizes come from the file.
@@ -72,7 +78,12 @@ def load_state_dict(
     if not isinstance(state, Mapping):
         state, saved = read_state(as_file(state))
     state, prefix = state_of(model, state)
-    return load_weights(model, state, saved.without_prefix(prefix), example, strict=strict, optimizer=optimizer)
+    saved = saved.without_prefix(prefix)
+    if interfaces:
+        shapes, found = shapes_in(model, with_shared(model, state)), known_interfaces(model, example)
+        axes = [(axis.tensor, axis.axis) for each in found if each.growable for axis in each.axes]
+        saved = replace(saved, interfaces=[(name, axis, shapes[name][axis]) for name, axis in axes if name in shapes])
+    return load_weights(model, state, saved, example, strict=strict, optimizer=optimizer)
 
 
 def load_weights(

@@ -27,8 +27,9 @@ from ..strategies import strategy as as_strategy
 from ..structure.finding import widths
 from ..structure.saved_sizes import SavedSizes
 from .checkpoints import KEY, resize_model
+from .configs import has_adapters, update_config
 from .growers import growth_of, training_samples
-from .pretrained import from_pretrained, has_adapters, save_pretrained, saved_files, saved_names, update_config
+from .pretrained import from_pretrained, save_pretrained, saved_files, saved_names
 
 __all__ = ["GrowerCallback", "from_pretrained", "save_pretrained", "update_config"]
 

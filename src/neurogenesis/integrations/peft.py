@@ -66,6 +66,9 @@ class Adapters:
         """One operation for each submodule that adapters were put into."""
         return [FollowRanks(base) for _, base in _base_models(model)]
 
+    def settle(self, model: nn.Module) -> None:
+        """Nothing: ranks follow with each resize."""
+
 
 class FollowRanks:
     """Set the ranks and alphas in LoRA layers and adapter configs to those of the tensors."""

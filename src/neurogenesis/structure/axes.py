@@ -23,6 +23,7 @@ from .paths import tensor_at
 from .reasons import Reason
 from .recurrent import Bound, bounds_of
 from .rules import Axes, Counted, Role
+from .stored import Place
 from .terms import (
     Atom,
     Sizes,
@@ -125,6 +126,7 @@ class Structure:
         self.roles: dict[tuple[str, int], tuple[Role, Fill]] = {}
         self.both_ways: set[tuple[str, int]] = set()  # axes that are producer in one place and consumer in another
         self.attributes: list[Attribute] = []
+        self.reads: set[Place] = set()  # attributes of modules from which something else than a size is computed
         self.compensations = Compensations()
         # Axes whose new entries are stated by norms.
         self.given: dict[tuple[str, int], list[Given]] = {}
@@ -157,6 +159,7 @@ class Structure:
         self._add_given(tracer.compensations, tensors)
         self.counted += tracer.counted
         self.masks |= tracer.masks & self.buffers
+        self.reads |= tracer.reads
         known = set(self.attributes)
         for attribute in tracer.attributes:
             module = tracer.modules[attribute.module]

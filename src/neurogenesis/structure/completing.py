@@ -91,6 +91,7 @@ def _copied(known: Structure, model: nn.Module, sizes: Mapping[Atom, int]) -> tu
     }
     copy = Structure(model, axes)
     copy.unused, copy.not_called, copy.by_values = known.unused, known.not_called, known.by_values
+    copy.reads = set(known.reads)
     copy.masks, copy.both_ways = set(known.masks), set(known.both_ways)
     copy.normed_along, copy.normed_across = set(known.normed_along), set(known.normed_across)
     copy.roles = {place: role for place, role in known.roles.items() if place[0] not in known.unused}

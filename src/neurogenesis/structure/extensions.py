@@ -13,7 +13,10 @@ from torch import nn
 
 from .axes import Structure
 
-_HOMES = {"peft": "neurogenesis.integrations.peft"}  # the module that registers an extension, by library
+_HOMES = {  # the module that registers an extension, by library
+    "peft": "neurogenesis.integrations.peft",
+    "transformers": "neurogenesis.integrations.configs",
+}
 _REGISTERED: list[Extension] = []
 
 
@@ -36,6 +39,9 @@ class Extension(Protocol):
 
     def follow(self, model: nn.Module) -> Sequence[Operation]:
         """Operations that are applied after each resize of a model's tensors, and reverted with it."""
+
+    def settle(self, model: nn.Module) -> None:
+        """Called once surgery by hand is complete; it must not fail."""
 
 
 def register(extension: Extension) -> None:

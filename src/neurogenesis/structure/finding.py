@@ -177,6 +177,12 @@ def last_widths(model: nn.Module) -> Widths | None:
     return None if known is None or known.differs_from(unwrapped(model)) is not None else known
 
 
+def latest_structure(model: nn.Module) -> Structure | None:
+    """The structure as the last search found it, even if the model is being resized; None if there was no search."""
+    known = _LAST_WIDTHS.get(unwrapped(model))
+    return None if known is None else known.structure
+
+
 def known_widths(
     model: nn.Module, example: Examples | Callable[[], Examples] | None, *, tie: Sequence[str | Sequence[str]] = ()
 ) -> Widths:

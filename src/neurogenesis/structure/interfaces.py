@@ -19,7 +19,7 @@ from .labels import Attribute
 from .modes import ordinary_tensors
 from .reasons import Kind
 from .rehearsal import perturbed
-from .terms import Atom, leaves, resolve
+from .terms import Atom, leaves, resolve, size
 from .trials import Pass, attributes_set, grown_tensors, run
 
 InterfaceKind = Literal["input", "output", "tokens", "vocabulary"]
@@ -165,6 +165,18 @@ def find_interface(model: nn.Module, width: object, example: Examples | None) ->
 def resized_interfaces(model: nn.Module) -> frozenset[tuple[str, int]]:
     """The axes of tensors that have been resized although they have a size of the model's inputs or outputs."""
     return kept_of(unwrapped(model)).resized_interfaces
+
+
+def interfaces_at(structure: Structure, lengths: Mapping[tuple[str, int], int]) -> dict[Atom, int]:
+    """The sizes of interfaces that give axes of tensors these lengths."""
+    own = {atom for *_, atom in candidates(structure)}
+    found: dict[Atom, int] = {}
+    for (name, axis), length in lengths.items():
+        term = structure.axes[name][axis]
+        for atom in own.intersection(leaves(term)):
+            rest = size(term, {atom: 0})
+            found.setdefault(atom, (length - rest) * atom.size // (size(term) - rest))
+    return found
 
 
 class NoteInterfaces:

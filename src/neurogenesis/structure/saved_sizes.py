@@ -15,9 +15,10 @@ from torch import nn
 
 from ..files import replace_file
 from .finding import last_widths
+from .interfaces import interfaces_at, resized_interfaces
 from .labels import AttributeValue
 from .solving import shapes_in, sizes_from_shapes
-from .terms import leaves
+from .terms import leaves, size
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,17 @@ class SavedSizes:
         widths: sizes by name.
         axes: for each tensor, the axes whose lengths depend on widths that can be resized.
         attributes: path of a module, name and value of each attribute that depends on such a length.
+        interfaces: tensor, axis and length of each axis that was resized by hand although it has a size of the model's
+            inputs or outputs.
     """
 
     widths: dict[str, int] = field(default_factory=dict)
     axes: dict[str, list[int]] = field(default_factory=dict)
     attributes: list[tuple[str, str, AttributeValue]] = field(default_factory=list)
+    interfaces: list[tuple[str, int, int]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.widths)
+        return bool(self.widths or self.interfaces)
 
     @staticmethod
     def of(model: nn.Module, state: Mapping[str, Any] | None = None) -> SavedSizes:
@@ -43,10 +47,13 @@ class SavedSizes:
         found = last_widths(model)
         if found is None:
             return SavedSizes()
-        structure = found.structure
-        others = {} if state is None else sizes_from_shapes(found, shapes_in(model, state))
-        atoms = {found[name].atom: number for name, number in others.items()}
+        structure, shapes = found.structure, shapes_in(model, model.state_dict() if state is None else state)
+        resized = {(name, axis): shapes[name][axis] for name, axis in resized_interfaces(model) if name in shapes}
+        interfaces = interfaces_at(structure, resized)
+        others = {} if state is None else sizes_from_shapes(found, shapes, fixed=interfaces)
+        atoms = {found[name].atom: number for name, number in others.items()} | interfaces
         free = {atom for terms in structure.axes.values() for term in terms for atom in leaves(term) if not atom.fixed}
+        free |= interfaces.keys()
         axes = {
             name: own
             for name, terms in structure.axes.items()
@@ -56,7 +63,12 @@ class SavedSizes:
         terms += [(each.path, each.attribute, each.term) for each in structure.compensations.scaled if each.attribute]
         dependent = {(path, name) for path, name, term in terms if not free.isdisjoint(leaves(term))}
         values = dict.fromkeys(each for each in structure.attribute_values(atoms) if each[:2] in dependent)
-        return SavedSizes({**found.sizes, **others}, axes, list(values))
+        places = [
+            (name, axis, size(structure.axes[name][axis], atoms))
+            for atom in interfaces
+            for name, axis in structure.places[atom]
+        ]
+        return SavedSizes({**found.sizes, **others}, axes, list(values), places)
 
     def state(self) -> dict[str, Any]:
         """The sizes as dicts and lists."""
@@ -69,9 +81,10 @@ class SavedSizes:
             widths = {str(name): int(number) for name, number in state["widths"].items()}
             axes = {str(name): [int(axis) for axis in own] for name, own in state["axes"].items()}
             attributes = [(str(path), str(name), _as_value(value)) for path, name, value in state["attributes"]]
+            interfaces = [(str(name), int(axis), int(length)) for name, axis, length in state.get("interfaces", ())]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ValueError(f"the sizes of widths cannot be read: {error!r}") from None
-        return SavedSizes(widths, axes, attributes)
+        return SavedSizes(widths, axes, attributes, interfaces)
 
     def write(self, path: Path) -> None:
         """Write the sizes to a JSON file."""
@@ -98,6 +111,11 @@ class SavedSizes:
                 for path, name, value in self.attributes
                 if f"{path}.".startswith(prefix)
             ],
+            [
+                (name[len(prefix) :], axis, length)
+                for name, axis, length in self.interfaces
+                if name.startswith(prefix)
+            ],
         )
 
     def below(self, path: str) -> SavedSizes:
@@ -108,12 +126,18 @@ class SavedSizes:
             {f"{path}.{name}": number for name, number in self.widths.items()},
             {f"{path}.{name}": own for name, own in self.axes.items()},
             [(f"{path}.{inner}" if inner else path, name, value) for inner, name, value in self.attributes],
+            [(f"{path}.{name}", axis, length) for name, axis, length in self.interfaces],
         )
 
     def joined(self, other: SavedSizes) -> SavedSizes:
         """These sizes and those of another submodule of the same model."""
         attributes = list(dict.fromkeys([*self.attributes, *other.attributes]))
-        return SavedSizes({**self.widths, **other.widths}, {**self.axes, **other.axes}, attributes)
+        return SavedSizes(
+            {**self.widths, **other.widths},
+            {**self.axes, **other.axes},
+            attributes,
+            [*self.interfaces, *other.interfaces],
+        )
 
 
 def _as_value(saved: Any) -> AttributeValue:

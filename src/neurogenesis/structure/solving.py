@@ -30,7 +30,10 @@ def shapes_in(model: nn.Module, state: Mapping[str, Any]) -> dict[str, tuple[int
 
 
 def sizes_from_shapes(
-    widths: Widths, shapes: Mapping[str, Sequence[int]], saved: Mapping[str, int] | None = None
+    widths: Widths,
+    shapes: Mapping[str, Sequence[int]],
+    saved: Mapping[str, int] | None = None,
+    fixed: Sizes | None = None,
 ) -> dict[str, int]:
     """Sizes of the widths that can be resized, such that the tensors of the model have the given shapes.
 
@@ -39,6 +42,7 @@ def sizes_from_shapes(
         shapes: shapes by the name of the parameter or buffer.
         saved: sizes by the name of the width; they count where the shapes leave a choice. Widths without them keep
             their sizes there.
+        fixed: sizes that are known, of the model's inputs and outputs; the others keep theirs.
 
     Raises:
         ValueError: if there are no such sizes; names the first width that differs.
@@ -53,6 +57,7 @@ def sizes_from_shapes(
     free = {width.name: width.atom for width in widths if width.fixed is None}
     assumed = {free[name]: number for name, number in (saved or {}).items() if name in free}
     known = {atom: atom.size for equation in equations for atom in leaves(equation.term) if atom.fixed}
+    known.update(fixed or {})
     source: dict[Atom, _Equation] = {}  # of each size that was found
     open_equations = equations
     while open_equations:
@@ -107,7 +112,8 @@ def _difference(
                 f"which makes {size(equation.term, known)}"
             )
     width = next((names[atom] for atom in leaves(equation.term) if atom in names), None)
-    if width is None:
-        return f"{where}, not {present}"
-    reason = f", and it cannot be resized: {width.fixed}" if width.fixed is not None else ""
-    return f"width {width.name!r} does not fit: {where}, not {present}{reason}"
+    fixed = [reason for atom in leaves(equation.term) for reason in atom.fixed] if width is None else width.fixed
+    why = fixed[0] if isinstance(fixed, list) and fixed else fixed
+    reason = f", and it cannot be resized: {why}" if why else ""
+    whose = "" if width is None else f"width {width.name!r} does not fit: "
+    return f"{whose}{where}, not {present}{reason}"

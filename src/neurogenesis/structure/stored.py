@@ -23,6 +23,9 @@ from .rules import Axes
 from .terms import Atom, Conflict, Term, factor, fix, product, unify
 
 
+Place = tuple[str, str]  # path of a module, name of an attribute
+
+
 class Known(int):
     """A size that knows what it is the size of; its quotients know what they are a factor of."""
 
@@ -38,19 +41,49 @@ class Known(int):
 
 
 class Stored(Known):
-    """The value of an attribute of a module, or of an entry of a tuple of numbers."""
+    """The value of an attribute of a module, or of an entry of a tuple of numbers.
+
+    The attribute is noted in `reads` once something is computed from it.
+    """
 
     path: str
     name: str
+    reads: set[Place]
     place: int | None  # in the tuple
     length: int  # of the tuple
 
     @staticmethod
-    def of(value: int, path: str, name: str, place: int | None = None, length: int = 0) -> Stored:
+    def of(
+        value: int, path: str, name: str, reads: set[Place], place: int | None = None, length: int = 0
+    ) -> Stored:
         """A value with its place."""
         result = Stored(value)
-        result.path, result.name, result.place, result.length = path, name, place, length
+        result.path, result.name, result.reads, result.place, result.length = path, name, reads, place, length
         return result
+
+    def note(self) -> None:
+        """Note that something is computed from the attribute."""
+        self.reads.add((self.path, self.name))
+
+
+def _noting(operation: str) -> Callable[..., Any]:
+    """An operation of integers that notes what it is computed from."""
+    compute = getattr(Known, operation)
+
+    def noting(self: Stored, *others: Any) -> Any:
+        self.note()
+        return compute(self, *others)
+
+    return noting
+
+
+_OPERATIONS = (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow lshift rlshift "
+    "rshift rrshift neg abs eq ne lt le gt ge bool float"
+).split()
+for _operation in _OPERATIONS:
+    setattr(Stored, f"__{_operation}__", _noting(f"__{_operation}__"))
+Stored.__hash__ = int.__hash__  # type: ignore[method-assign]
 
 
 class Length(Known):
@@ -156,16 +189,16 @@ class Sources:
         return term
 
 
-def store(model: nn.Module) -> None:
+def store(model: nn.Module, reads: set[Place]) -> None:
     """Replace the integers among the attributes of modules, and in tuples of them; the caller restores them."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name.startswith("_"):
                 continue
             if type(value) is int:
-                vars(module)[name] = Stored.of(value, path, name)
+                vars(module)[name] = Stored.of(value, path, name, reads)
             elif type(value) is tuple and value and all(type(each) is int for each in value):
-                numbers = (Stored.of(each, path, name, place, len(value)) for place, each in enumerate(value))
+                numbers = (Stored.of(each, path, name, reads, place, len(value)) for place, each in enumerate(value))
                 vars(module)[name] = tuple(numbers)
 
 
@@ -179,6 +212,9 @@ class SizeWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, Stored):
+                given.note()
         name = getattr(func, "__name__", "")
         if name == "size" or func == _SHAPE:
             return self._measured(result, *args, **kwargs)

@@ -41,7 +41,7 @@ from .rules import Axes, Counted, RuleError, unknown
 from .rules.base import checked, rule_for
 from .rules.registered import is_registered, module_rule
 from .running import internal_run, note_constant_calls, preserved
-from .stored import SizeWatch, Sources, store
+from .stored import Place, SizeWatch, Sources, store
 from .terms import Atom, Conflict, Term, fix, size
 
 
@@ -82,6 +82,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.by_values = False  # whether the code reads the values of tensors, on which it may branch
         self.labels = WeakTensorKeyDictionary()
         self.inputs: list[Tensor] = []  # of the model
+        self.reads: set[Place] = set()  # attributes of modules from which something is computed
         self.frames = [Frame(model, "")]
         self.roles: list[RoleRecord] = []
         self.weight_norms: list[NormRecord] = []
@@ -317,7 +318,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
         if tracer.strict:
             stack.enter_context(_FailureWatch(tracer))
         else:
-            store(model)
+            store(model, tracer.reads)
             stack.enter_context(SizeWatch(tracer.sources))
         outputs = call_model(call, example)
     mark_read(tracer.label(tensor) for tensor in tensors_in(outputs))

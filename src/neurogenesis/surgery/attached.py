@@ -25,6 +25,9 @@ class Attached(Protocol):
 
     def detach(self, *, keep_ages: bool = False) -> None: ...
 
+    def inputs_resized(self) -> None:
+        """Called when the model takes inputs of another size from now on."""
+
 
 def attached_to(model: nn.Module) -> Attached | None:
     """The object that is attached to a model, if there is one."""

@@ -24,7 +24,7 @@ from ..structure.recurrent import flatten_weights
 from ..structure.updates import StructureUpdate
 from ..structure.wrappers import rebuild_reducers
 from .ages import add_hooks, release_memory
-from .attached import average_of, optimizers_of
+from .attached import attached_to, average_of, optimizers_of
 from .checks import CHANGED, averaged_model, check_average, check_programs, check_tensor
 from .operations import EditTensor, SetAttribute
 from .optimizer_state import Optimizers, check_optimizers, state_edits
@@ -136,15 +136,21 @@ class Surgery:
     """Apply several plans in sequence, all or none; each is made for the model as the previous plan left it.
 
     Use it as a context manager: an exception inside reverts all plans. By default, the optimizers and the average are
-    those of the `Grower` that is attached to the model.
+    those of the `Grower` that is attached to the model. With `settle`, the configs of the model follow in the end.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizers = None, ema: nn.Module | None = None, *, ages: bool = True
+        self,
+        model: nn.Module,
+        optimizer: Optimizers = None,
+        ema: nn.Module | None = None,
+        *,
+        ages: bool = True,
+        settle: bool = True,
     ):
-        self.model, self.ages = model, ages
+        self.model, self.ages, self.settle = model, ages, settle
         self.optimizers, self.ema = optimizers_of(model, optimizer), average_of(model, ema)
-        self._grown = False
+        self._grown = self._inputs_resized = False
         self._applied: list[Operation] = []
 
     def apply(self, plan: AnyPlan) -> None:
@@ -152,6 +158,8 @@ class Surgery:
         with ordinary_tensors():
             operations = plan._operations(self.model, self.optimizers, self.ema, self.ages)
             self._grown |= plan.after > plan.before
+            places = {(edit.tensor, edit.axis) for edit in plan.edits if edit.role == "consumer"}
+            self._inputs_resized |= not places.isdisjoint(plan.interfaces)
             for each in self.optimizers:
                 release_memory(each)
             for operation in operations:
@@ -175,8 +183,13 @@ class Surgery:
             if self.ages and self._grown:
                 for each in self.optimizers:
                     add_hooks(each)
+            if self._inputs_resized and (attached := attached_to(self.model)) is not None:
+                attached.inputs_resized()
             if self._applied:
                 renew_recompile_limits()
+                for target in [self.model] if self.ema is None else [self.model, averaged_model(self.ema)]:
+                    for extension in extensions(unwrapped(target)) if self.settle else ():
+                        extension.settle(unwrapped(target))
         self._applied.clear()
 
 

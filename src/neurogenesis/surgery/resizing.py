@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..structure.axes import named_tensors, unwrapped
+from ..structure.axes import Structure, named_tensors, unwrapped
 from ..structure.edits import Edit
 from ..structure.examples import Examples
 from ..structure.finding import known_widths, last_widths
+from ..structure.interfaces import interfaces_at, resized_interfaces
 from ..structure.labels import AttributeValue
 from ..structure.modes import ordinary_tensors
 from ..structure.saved_sizes import SavedSizes
@@ -89,7 +90,7 @@ def resize_to_saved(
     Raises:
         ValueError: if there are no such sizes, or the widths must be known and are not.
     """
-    model, generator = surgery.model, torch.Generator().manual_seed(0)
+    model, generator = unwrapped(surgery.model), torch.Generator().manual_seed(0)
     tensors, shapes = named_tensors(model), shapes_in(model, state)
     differing = [name for name, shape in shapes.items() if tensors[name].shape != shape]
     if not differing and (state or not saved):
@@ -112,6 +113,9 @@ def resize_to_saved(
             f"{_difference(unused[0], shapes, tensors)}, and no example uses it: switch it on before the state is "
             "loaded, or pass a list of inputs that together use all layers, as example=[...]"
         )
+    lengths = {(name, axis): length for name, axis, length in saved.interfaces}
+    lengths |= {place: shapes[place[0]][place[1]] for place in resized_interfaces(model) if place[0] in shapes}
+    _applied(surgery, _plans_of_interfaces(model, known.structure, lengths, generator))
     sizes = sizes_from_shapes(known, shapes, saved.widths) if state else saved.widths
     resized = {name: number for name, number in sizes.items() if known[name].size != number}
     _applied(surgery, _plans_of_widths(model, known, resized, generator))
@@ -145,7 +149,8 @@ def plan_of_shapes(model: nn.Module, shapes: Mapping[str, Sequence[int]], saved:
             raise ValueError(f"the sizes are of another model: {path or 'the model'} has no attribute {name}")
         if present != value:
             attributes.append((path, name, present, value))
-    return Plan("all widths", 0, 0, tuple(edits), tuple(attributes))
+    places = tuple((name, axis) for name, axis, _ in saved.interfaces)
+    return Plan("all widths", 0, 0, tuple(edits), tuple(attributes), interfaces=places)
 
 
 def _edit_of_length(name: str, axis: int, tensor: Tensor, length: int) -> Edit:
@@ -168,6 +173,21 @@ def _applied(surgery: Surgery, plans: Iterable[Plan]) -> list[Plan]:
         surgery.apply(plan)
         result.append(plan)
     return result
+
+
+def _plans_of_interfaces(
+    model: nn.Module, structure: Structure, lengths: Mapping[tuple[str, int], int], generator: torch.Generator
+) -> Iterator[Plan]:
+    """Plans to give axes of interfaces these lengths, with arbitrary values."""
+    for atom, length in interfaces_at(structure, lengths).items():
+        change = length - atom.size
+        if not change:
+            continue
+        which = change if change > 0 else range(length, atom.size)
+        edits = tuple(structure.edits(atom, which, named_tensors(model), generator))
+        attributes = tuple(structure.attribute_changes({atom: length}))
+        places = tuple((edit.tensor, edit.axis) for edit in edits)
+        yield Plan("an interface", atom.size, length, edits, attributes, interfaces=places)
 
 
 def _plans_of_widths(

@@ -1,0 +1,340 @@
+"""Configs of Transformers follow the sizes of a model, so that its class builds it as it is.
+
+No table says which field means what. A field is a candidate if it has the value of a size, or of a factor of it, and it
+is set if the class, built from the changed config on the meta device, has more of the model's shapes and numbers. All
+must agree in the end; otherwise the config stays as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..structure.axes import Structure
+from ..structure.extensions import Operation, libraries_of, register
+from ..structure.finding import latest_structure
+from ..structure.stored import Place
+
+Shapes = Mapping[str, tuple[int, ...]]
+Misfits = dict[str, tuple[Any, Any]]
+_TRIALS = 60  # builds in a search
+Change = tuple[tuple[str, ...], str, Any]  # path of the nested config, name of the field, value
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a config decides on in a model: the shapes of tensors, and numbers that are attributes of modules."""
+
+    shapes: dict[str, tuple[int, ...]]
+    numbers: dict[Place, float]
+
+    @staticmethod
+    def of(model: nn.Module) -> Build:
+        """Those of a model as it is."""
+        tensors = {**model.state_dict(keep_vars=True), **dict(model.named_buffers())}
+        numbers = {
+            (path, name): value
+            for path, module in model.named_modules()
+            for name, value in vars(module).items()
+            if type(value) in (int, float) and not name.startswith("_")
+        }
+        return Build({name: tuple(value.shape) for name, value in tensors.items()}, numbers)
+
+    @staticmethod
+    def by(kind: type, config: Any) -> Build:
+        """Those of a model of a class that is built from a config; raises whatever the class or the config raises."""
+        with torch.random.fork_rng(devices=[]), torch.device("meta"), _silent():
+            return Build.of(kind(copy.deepcopy(config)))
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without remarks on token numbers and generation settings of configs that are only tried."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class _Search:
+    """The search for the changes of a config after which its class builds a model as it is."""
+
+    def __init__(self, model: Any, path: str = "", structure: Structure | None = None):
+        self.model, self.wanted = model, Build.of(model)
+        self.old = _built_before(model)
+        places = None if structure is None else [place[:2] for place in structure.attribute_values()]
+        self.traced = None if places is None else set(_below(path, places))
+        self.reads = set() if structure is None else set(_below(path, structure.reads))
+        self.new, self.changes = self.old, list[Change]()
+        self.nearest = self.misfits(self.old)  # of all that was tried
+        self.refusal = ""
+        self._tried: set[frozenset[str]] = set()
+
+    def run(self) -> bool:
+        """Whether the config describes the model after `changes`."""
+        if _layers_differ(self.old.shapes, self.wanted.shapes):
+            return False
+        return not self.nearest or self._changed(copy.deepcopy(self.model.config), [], self.nearest)
+
+    def _changed(self, config: Any, changes: list[Change], left: Misfits) -> bool:
+        """Whether more changes leave no misfit; each must leave fewer. Tried first are fields that have the value."""
+        pairs, set_before = _pairs(left), {change[:2] for change in changes}
+        for more in (*_same_values(config, pairs), *_factors(config, pairs)):
+            both = [*changes, *more]
+            key = frozenset(map(repr, both))
+            if key in self._tried or not set_before.isdisjoint(change[:2] for change in more):
+                continue
+            if len(self._tried) == _TRIALS:
+                return False
+            self._tried.add(key)
+            changed = copy.deepcopy(config)
+            try:
+                for change in more:
+                    _set(changed, change)
+                built = Build.by(type(self.model), changed)
+            except Exception:  # the field means something else
+                continue
+            misfits = self.misfits(built)
+            if not misfits and (refusal := _refusal(changed)) is not None:
+                fields = ", ".join(f"{name}={value}" for _, name, value in both)
+                self.refusal = f"{type(config).__name__} refuses {fields}: {refusal}"
+                continue
+            if len(misfits) < len(self.nearest):
+                self.nearest = misfits
+            if not misfits:
+                self.new, self.changes = built, both
+                return True
+            if len(misfits) < len(left) and self._changed(changed, both, misfits):
+                return True
+        return False
+
+    def misfits(self, built: Build) -> Misfits:
+        """What a config builds with another shape or number than the model has: both, by name."""
+        wanted, found = self.wanted.shapes, built.shapes
+        result: Misfits = {
+            name: (found.get(name), wanted.get(name))
+            for name in (*wanted, *(found.keys() - wanted))
+            if found.get(name) != wanted.get(name)
+        }
+        for place, number in self.wanted.numbers.items():
+            other = built.numbers.get(place, number)
+            if other != number and self._counts(place, number, other):
+                result[".".join(filter(None, place))] = other, number
+        return result
+
+    def _counts(self, place: Place, number: float, other: float) -> bool:
+        """Whether it matters that a config gives an attribute another value than it has."""
+        if self.traced is None:
+            return isinstance(number, float)
+        if place in self.traced:
+            return True
+        # Others matter if the model computes with them, and the changed config is what makes them differ.
+        return (isinstance(number, float) or place in self.reads) and other != self.old.numbers.get(place)
+
+    def followers(self) -> Iterator[tuple[nn.Module, str, int]]:
+        """Module, name and value of attributes that nothing is computed from, and that the class sets by the config."""
+        for place, number in self.wanted.numbers.items():
+            new = self.new.numbers.get(place, number)
+            known = self.traced is None or place in self.traced or place in self.reads
+            if new != number and not known and isinstance(number, int) and self.old.numbers.get(place) == number:
+                yield self.model.get_submodule(place[0]), place[1], int(new)
+
+
+def update_config(model: Any) -> bool:
+    """Update a model's config, so that its class builds the model as it is.
+
+    Sizes such as ``intermediate_size``, ``num_attention_heads`` or ``vocab_size`` are set, in nested configs too, and
+    the ``eps`` of norms. If the config cannot describe all, as when it has one size for layers that differ, it is not
+    changed. Growing and shrinking by hand do this by themselves.
+
+    Returns:
+        Whether the config describes the model.
+    """
+    return config_problem(model) is None
+
+
+def config_problem(model: Any, path: str = "", structure: Structure | None = None) -> str | None:
+    """Why the config of a model cannot describe it; None if it does. Then the config has been updated.
+
+    Args:
+        model: the model.
+        path: of the model, in a larger one that the structure describes.
+        structure: by default the last that was found for the model.
+    """
+    try:
+        search = _Search(model, path, structure or latest_structure(model))
+    except Exception as error:
+        return f"{type(model).__name__} cannot be built from its config alone: {error}"
+    if search.run():
+        followers = list(search.followers())
+        for change in search.changes:
+            _set(model.config, change)
+        for module, name, value in followers:
+            setattr(module, name, value)
+        return None
+    kind = type(model.config).__name__
+    if _layers_differ(search.old.shapes, search.wanted.shapes):
+        return f"{kind} has one size for layers that differ here"
+    name, (built, wanted) = next(iter(search.nearest.items()))
+    return search.refusal or f"{kind} gives {name} {built}, which is {wanted} here"
+
+
+# --- candidates ------------------------------------------------------------------------------------------
+
+
+def _pairs(misfits: Misfits) -> list[tuple[float, float]]:
+    """Sizes and numbers as built, and as they are, where they differ."""
+    found: dict[tuple[float, float], None] = {}
+    for built, wanted in misfits.values():
+        if isinstance(built, tuple) and isinstance(wanted, tuple):
+            found.update(dict.fromkeys(zip(built, wanted, strict=False)))
+        elif not isinstance(built, tuple) and not isinstance(wanted, tuple):
+            found[built, wanted] = None
+    return [pair for pair in found if pair[0] != pair[1]]
+
+
+def _same_values(config: Any, pairs: Sequence[tuple[float, float]]) -> Iterator[list[Change]]:
+    """Changes of fields that have the old value: numbers, or names by number; then of fields that are not set."""
+    fields = list(_fields(config))
+    for old, new in pairs:
+        for path, name, value in fields:
+            if type(value) is type(old) and value == old:
+                yield [(path, name, new)]
+        counted = [
+            (path, name, _counted(value, int(new)))
+            for path, name, value in fields
+            if isinstance(old, int) and len(value if isinstance(value, dict) else ()) == old and _is_counted(value)
+        ]
+        for path in dict.fromkeys(path for path, *_ in counted):
+            yield [change for change in counted if change[0] == path]
+    for _, new in pairs:
+        yield from ([(path, name, new)] for path, name, value in fields if value is None and isinstance(new, int))
+
+
+def _factors(config: Any, pairs: Sequence[tuple[float, float]]) -> Iterator[list[Change]]:
+    """Changes of fields that are a factor of the old value, or that the value is divided by, such as heads."""
+    for old, new in pairs:
+        if not isinstance(old, int) or not isinstance(new, int):
+            continue
+        for path, name, value in _fields(config):
+            if type(value) is int and value > 0 and value != old:
+                if old % value == 0 and value * new % old == 0:
+                    yield [(path, name, value * new // old)]
+                if value * old % new == 0 and value * old != value * new:
+                    yield [(path, name, value * old // new)]
+
+
+def _is_counted(value: Any) -> bool:
+    """Whether a dict names the numbers from 0 on, or numbers names so."""
+    numbers = list(range(len(value)))
+    return bool(value) and (list(value) == numbers or list(value.values()) == numbers)
+
+
+def _counted(value: Mapping[Any, Any], size: int) -> dict[Any, Any]:
+    """Such a dict with another number of entries; new ones have the names that Transformers gives to labels."""
+    pairs = list(value.items())[:size]
+    named = isinstance(pairs[0][1], str)
+    more = [(n, f"LABEL_{n}") if named else (f"LABEL_{n}", n) for n in range(len(pairs), size)]
+    return dict([*pairs, *more])
+
+
+def _fields(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """Path, name and value of each field in a config and in nested configs."""
+    for name, value in vars(config).items():
+        if hasattr(value, "to_diff_dict"):  # a config
+            yield from _fields(value, (*path, name))
+        elif not name.startswith("_"):
+            yield path, name, value
+
+
+def _set(config: Any, change: Change) -> None:
+    path, field, value = change
+    for name in path:
+        config = getattr(config, name)
+    setattr(config, field, value)
+
+
+def _refusal(config: Any) -> str | None:
+    """Why a config could not be saved and loaded; None if it can."""
+    try:
+        type(config).from_dict(config.to_dict())
+    except Exception as error:
+        return str(error).strip().splitlines()[-1].strip()
+    return None
+
+
+def _layers_differ(built: Shapes, wanted: Shapes) -> bool:
+    """Whether layers of different sizes, whose names differ in numbers only, are built alike by a config."""
+    shapes: dict[tuple[str, tuple[int, ...]], set[tuple[int, ...]]] = {}
+    for name, shape in built.items():
+        shapes.setdefault((re.sub(r"\d+", "*", name), shape), set()).add(wanted.get(name, ()))
+    return any(len(each) > 1 for each in shapes.values())
+
+
+def _below(path: str, places: Sequence[Place] | set[Place]) -> Iterator[Place]:
+    """Places in a submodule, with paths from there on."""
+    for own, name in places:
+        if not path or f"{own}.".startswith(f"{path}."):
+            yield own[len(path) + 1 :] if path else own, name
+
+
+_BUILT: WeakKeyDictionary[nn.Module, tuple[str, Build]] = WeakKeyDictionary()
+
+
+def _built_before(model: Any) -> Build:
+    """What the present config builds; it is remembered until the config changes."""
+    key = json.dumps(model.config.to_dict(), default=repr, sort_keys=True)
+    known = _BUILT.get(model)
+    if known is None or known[0] != key:
+        known = _BUILT[model] = key, Build.by(type(model), model.config)
+    return known[1]
+
+
+# --- configs follow surgery ------------------------------------------------------------------------------
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether a model has adapters of PEFT: then these are saved, not the model."""
+    return isinstance(getattr(model, "peft_config", None), Mapping) and "peft" in libraries_of(model)
+
+
+class Configs:
+    """The extension for models of Transformers: after surgery by hand, their configs follow if they can."""
+
+    def limit(self, model: nn.Module, structure: Structure) -> None:
+        """Nothing: operations show all limits."""
+
+    def idle(self, model: nn.Module) -> Container[str]:
+        """Nothing."""
+        return ()
+
+    def follow(self, model: nn.Module) -> Sequence[Operation]:
+        """Nothing, for a config may only be right once all layers have been resized."""
+        return ()
+
+    def settle(self, model: nn.Module) -> None:
+        """Update the config of each model of Transformers that is not part of another one."""
+        if has_adapters(model):
+            return
+        found = [(path, each) for path, each in model.named_modules() if isinstance(each, PreTrainedModel)]
+        inner = {id(each) for _, own in found for each in own.modules() if each is not own}
+        for path, each in found:
+            if id(each) not in inner:
+                config_problem(each, path, latest_structure(model))
+
+
+register(Configs())
