@@ -179,7 +179,7 @@ def last_widths(model: nn.Module) -> Widths | None:
 
 def latest_structure(model: nn.Module) -> Structure | None:
     """The structure as the last search found it, even if the model is being resized; None if there was no search."""
-    known = _LAST_WIDTHS.get(unwrapped(model))
+    known: Widths | None = kept_of(unwrapped(model)).widths
     return None if known is None else known.structure
 
 

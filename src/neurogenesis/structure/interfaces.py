@@ -179,26 +179,6 @@ def interfaces_at(structure: Structure, lengths: Mapping[tuple[str, int], int]) 
     return found
 
 
-class NoteInterfaces:
-    """Operation that notes resized interfaces of a model, so that they are saved with its sizes."""
-
-    def __init__(self, model: nn.Module, places: Sequence[tuple[str, int]]):
-        self.model, self.places = unwrapped(model), set(places)
-        self.before: frozenset[tuple[str, int]] = frozenset()
-
-    def apply(self) -> None:
-        if self.places:
-            self.before = resized_interfaces(self.model)
-            kept_of(self.model).resized_interfaces = self.before | self.places
-
-    def revert(self) -> None:
-        if self.places:
-            kept_of(self.model).resized_interfaces = self.before
-
-    def commit(self) -> None:
-        pass
-
-
 # --- candidates ------------------------------------------------------------------------------------------
 
 _KINDS: dict[Kind, InterfaceKind] = {Kind.TOKENS: "tokens", Kind.INPUT: "input", Kind.OUTPUT: "output"}

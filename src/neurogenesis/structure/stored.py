@@ -22,7 +22,6 @@ from .reasons import Reason
 from .rules import Axes
 from .terms import Atom, Conflict, Term, factor, fix, product, unify
 
-
 Place = tuple[str, str]  # path of a module, name of an attribute
 
 
@@ -53,9 +52,7 @@ class Stored(Known):
     length: int  # of the tuple
 
     @staticmethod
-    def of(
-        value: int, path: str, name: str, reads: set[Place], place: int | None = None, length: int = 0
-    ) -> Stored:
+    def of(value: int, path: str, name: str, reads: set[Place], place: int | None = None, length: int = 0) -> Stored:
         """A value with its place."""
         result = Stored(value)
         result.path, result.name, result.reads, result.place, result.length = path, name, reads, place, length

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.edits import Average, Change, Edit, Scale, TensorEdit, grouped, total_factor
 from ..structure.extensions import Operation, extensions
-from ..structure.interfaces import NoteInterfaces
 from ..structure.labels import AttributeValue
 from ..structure.memory import blocks_of, shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
@@ -24,11 +23,12 @@ from ..structure.recurrent import flatten_weights
 from ..structure.updates import StructureUpdate
 from ..structure.wrappers import rebuild_reducers
 from .ages import add_hooks, release_memory
-from .attached import attached_to, average_of, optimizers_of
+from .attached import average_of, optimizers_of
 from .checks import CHANGED, averaged_model, check_average, check_programs, check_tensor
 from .operations import EditTensor, SetAttribute
 from .optimizer_state import Optimizers, check_optimizers, state_edits
 from .recompiling import renew_recompile_limits
+from .resized_interfaces import NoteInterfaces
 from .scaling import held_values
 
 
@@ -113,7 +113,7 @@ class Plan:
                 result.append(SetAttribute(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)
         result += [each for target in targets for own in extensions(target) for each in own.follow(target)]
-        result += [NoteInterfaces(target, self.interfaces) for target in targets]
+        result += [NoteInterfaces(each, self.interfaces, self.edits) for each in targets if self.interfaces]
         result += [StructureUpdate(target, self.width, self.edits, self.after - self.before) for target in targets]
         return result
 
@@ -150,7 +150,7 @@ class Surgery:
     ):
         self.model, self.ages, self.settle = model, ages, settle
         self.optimizers, self.ema = optimizers_of(model, optimizer), average_of(model, ema)
-        self._grown = self._inputs_resized = False
+        self._grown = False
         self._applied: list[Operation] = []
 
     def apply(self, plan: AnyPlan) -> None:
@@ -158,8 +158,6 @@ class Surgery:
         with ordinary_tensors():
             operations = plan._operations(self.model, self.optimizers, self.ema, self.ages)
             self._grown |= plan.after > plan.before
-            places = {(edit.tensor, edit.axis) for edit in plan.edits if edit.role == "consumer"}
-            self._inputs_resized |= not places.isdisjoint(plan.interfaces)
             for each in self.optimizers:
                 release_memory(each)
             for operation in operations:
@@ -177,14 +175,12 @@ class Surgery:
             for operation in self._applied:
                 operation.commit()
             if self._applied:
-                for model in (each for each in (self.model, self.ema) if each is not None):  # a module may have a length
+                for model in (each for each in (self.model, self.ema) if each is not None):
                     flatten_weights(model)
                 rebuild_reducers(unwrapped(self.model))
             if self.ages and self._grown:
                 for each in self.optimizers:
                     add_hooks(each)
-            if self._inputs_resized and (attached := attached_to(self.model)) is not None:
-                attached.inputs_resized()
             if self._applied:
                 renew_recompile_limits()
                 for target in [self.model] if self.ema is None else [self.model, averaged_model(self.ema)]:
