@@ -275,3 +275,62 @@ class unet_with_group_norm(nn.Module):
         y = F.silu(self.norm_1(self.down(x)))
         y = F.silu(self.norm_2(self.middle(y)))
         return self.head(torch.cat([x, F.interpolate(y, scale_factor=2)], 1))
+
+
+@case(randn(2, 5, 6), {"fused": 3, "up": 7})
+class heads_of_a_fused_projection(nn.Module):
+    """A head has rows in the queries, the keys and the values of one layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused, self.out, self.up, self.head = nn.Linear(6, 18), nn.Linear(6, 6), nn.Linear(6, 7), nn.Linear(7, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (-1, 2)).transpose(1, 2) for each in self.fused(x).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return self.head(self.up(x).tanh())
+
+
+class SharedKeys(nn.Module):
+    """Two heads of queries share a head of keys and values; queries and keys are turned by their positions."""
+
+    def __init__(self, size: int, heads: int, keys: int, each: int):
+        super().__init__()
+        self.each = each
+        self.q, self.k, self.v = (nn.Linear(size, n * each, bias=n > keys) for n in (heads, keys, keys))
+        self.out = nn.Linear(heads * each, size, bias=False)
+
+    def forward(self, x: Tensor, *, turns: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        q, k, v = (layer(x).view(*x.shape[:2], -1, self.each).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        cos, sin = turns
+        q, k = (cos * t + sin * torch.cat([-t[..., self.each // 2 :], t[..., : self.each // 2]], -1) for t in (q, k))
+        h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        return self.out(h.transpose(1, 2).flatten(2))
+
+
+@case(
+    torch.arange(12).reshape(2, 6) % 7,
+    {"embedding": 8, "attentions.0.q": 2, "attentions.1.q": 2, "gates.0": 9, "gates.1": 9},
+    {"head": OUT},
+)
+class decoder_with_shared_keys(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head, self.norm = nn.Embedding(7, 8), nn.Linear(8, 7, bias=False), nn.RMSNorm(8)
+        self.attentions = nn.ModuleList([SharedKeys(8, 4, 2, 4), SharedKeys(8, 6, 2, 2)])
+        self.norms = nn.ModuleList(nn.RMSNorm(8) for _ in range(4))
+        self.gates, self.ups = (nn.ModuleList(nn.Linear(8, 9, bias=False) for _ in range(2)) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(9, 8, bias=False) for _ in range(2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, places = self.embedding(tokens), torch.arange(tokens.shape[1])
+        mask = places[:, None] >= places
+        for attend, gate, up, down, *norms in zip(
+            self.attentions, self.gates, self.ups, self.downs, self.norms[::2], self.norms[1::2], strict=True
+        ):
+            speeds = 10.0 ** -torch.arange(0, attend.each, 2).to(x)
+            angles = (places[:, None] * speeds).repeat(1, 2)
+            x = x + attend(norms[0](x), turns=(angles.cos(), angles.sin()), mask=mask)
+            h = norms[1](x)
+            x = x + down(F.silu(gate(h)) * up(h))
+        return self.head(self.norm(x))

@@ -16,6 +16,7 @@ from .candidates.bridge import Bridge
 from .candidates.chains import Chain
 from .candidates.grown import Candidates
 from .candidates.looks import Pass
+from .candidates.regions import Region
 from .candidates.steps import Look, windows_after
 from .candidates.trials import Trials
 from .candidates.weights import Weights, scaled_like, scaled_to
@@ -116,6 +117,11 @@ class Layer(Weights):
         return self.now.samples.number()
 
     @property
+    def features(self) -> int:
+        """The number of neurons that a head consists of; 1 for a neuron."""
+        return self.width.features
+
+    @property
     def full(self) -> bool:
         """Whether the size has reached the maximum, or there are no parameters left."""
         return self.out_of_budget or (self.maximum is not None and self.size >= self.maximum)
@@ -193,9 +199,9 @@ class Layer(Weights):
         seen = measurement.activations(self.name)
         if seen is None:
             return "no input has reached it yet"
-        if seen.columns >= 2 * self.size or measurement.full(self.name):
+        if seen.columns >= 2 * seen.neurons or measurement.full(self.name):
             return None
-        return f"{seen.columns} of {2 * self.size} activations per neuron seen"
+        return f"{seen.columns} of {2 * seen.neurons} activations per neuron seen"
 
     @property
     def has_gradients(self) -> bool:
@@ -256,11 +262,19 @@ class Layer(Weights):
 
     @cached_property
     def _chains(self) -> list[Chain | None]:
+        """The chain of modules from the producer on each route, if there is one."""
+        example = self.example
+        return [None if example is None else each.verified_chain(example) for each in self._plain_trials]
+
+    @cached_property
+    def _shortcuts(self) -> list[Chain | Region | None]:
         """The shortcut for candidates on each route, if there is one."""
-        if self.example is None:
-            return [None] * len(self.records)
-        trials = [Trials(self.model, self.width, each.route, None) for each in self.records]
-        return [each.verified_chain(self.example) for each in trials]
+        example, pairs = self.example, zip(self._chains, self._plain_trials, strict=True)
+        return [chain if chain or example is None else each.verified_region(example) for chain, each in pairs]
+
+    @property
+    def _plain_trials(self) -> list[Trials]:
+        return [Trials(self.model, self.width, each.route, None) for each in self.records]
 
     def random_biases(self, fan_in: Tensor, generator: torch.Generator) -> Tensor | None:
         """Random biases of neurons, count x per neuron, so that the kinks of rectifiers are spread over the inputs.
@@ -268,7 +282,7 @@ class Layer(Weights):
         As if they were weights of a further, constant input, as large as the others are in the recorded passes, or 1 if
         there are none. None if the first producer has no biases.
         """
-        if fan_in.is_complex() or self.bias is None:
+        if fan_in.is_complex() or self.bias is None or self.width.kind == "heads":  # new ones have none in attention
             return None
         numbers = torch.rand(len(fan_in), self.bias.per_neuron, generator=generator).mul_(2).sub_(1).to(fan_in)
         entries = (3 * fan_in.flatten(1).square().mean(1, keepdim=True)).sqrt()  # of a uniform distribution
@@ -285,7 +299,7 @@ class Layer(Weights):
             biases: biases of the candidates in the first producer, as of `random_biases`; zero by default.
         """
         candidates = Candidates(fan_ins[0], biases, others=dict(zip(self.other_producers, fan_ins[1:], strict=True)))
-        return self._trials.passes(candidates, self.records, self._chains, self.now.samples, self.now.seed)
+        return self._trials.passes(candidates, self.records, self._shortcuts, self.now.samples, self.now.seed)
 
     def statistics(self, window: Window) -> Statistics | None:
         """What a window shows, on the samples of all processes; see `candidates.windows`."""

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
@@ -24,6 +24,7 @@ from .metrics import Metric
 from .passes.activations import Activations
 from .passes.records import NotFinite, check_finite
 from .passes.untrained import Untrained
+from .structure.widths import ALL_KINDS, SINGLE, Kinds
 from .surgery.plan import Plan
 
 
@@ -55,8 +56,9 @@ class Trigger:
             do not grow.
         patient: whether the trigger may be asked less often while it returns 0.
         limit: the maximum size of each width as a factor of its initial size, if neither `max_width` nor
-            `max_parameters` is given; infinite if growth ends by itself.
-        streams: whether a trigger without needs may decide about widths that a norm runs across. New neurons of these
+            `max_parameters` is given; infinite if growth ends by itself. If the trigger has needs, heads also stop when
+            together they have as many neurons as the next layer has outputs, unless `max_width` says otherwise.
+        kinds: the kinds of widths that it can decide about. Those with needs leave out the stream, whose new entries
             begin as zeros or means, which cannot be measured.
 
     Example:
@@ -71,7 +73,12 @@ class Trigger:
     needs: ClassVar[frozenset[Requirement]] = frozenset()
     patient: ClassVar[bool] = False
     limit: ClassVar[float] = FACTOR
-    streams: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[Kinds]] = ALL_KINDS
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.needs and "kinds" not in vars(cls):
+            cls.kinds = cls.kinds - {"stream"}
 
     @property
     def uses(self) -> frozenset[Requirement]:
@@ -149,6 +156,8 @@ class Activation(Trigger):
     orthogonality. The paper prints min instead of max, which would never grow a layer, and rounds the difference down,
     which would never grow a narrow one.
 
+    The rank of heads is that of the neurons that they consist of, divided by the number of these in a head.
+
     The running maximum is updated after the decision, as in the authors' code, so a metric that has risen is compared
     with its previous maximum. If no neurons are added, the reported metric may be an upper bound on the effective
     dimension; if neurons are added, it is exact.
@@ -179,16 +188,16 @@ class Activation(Trigger):
     def _decide(self, layer: Layer, scale: torch.Tensor | None) -> Decision:
         if not layer.ready:
             return Decision(0)
-        size = layer.size
+        size, each = layer.size, layer.features
         if self.metric == "orthogonality":
             phi = layer.orthogonality(scale)
             present = math.ceil(size * phi)
         else:
             # A rank of at most `enough` adds no neurons and does not raise the running maximum.
             known, gamma = layer.memory.get("baseline"), self._gamma(layer)
-            enough = None if known is None or gamma > 1 else _floor(gamma * known * size)
-            present = layer.rank(self.eps, scale, enough)
-            phi = present / size
+            enough = None if known is None or gamma > 1 else _floor(gamma * known * size) * each
+            rank = layer.rank(self.eps, scale, enough)
+            present, phi = rank // each, rank / (size * each)
         if "baseline" not in layer.memory:
             first = layer.untrained()
             layer.memory["baseline"] = phi if first is None else self._untrained_metric(layer, *first)
@@ -245,7 +254,7 @@ class Integrated(Activation):
     @staticmethod
     def _usage(layer: Layer, norms: torch.Tensor) -> torch.Tensor | None:
         unit = layer.memory["fan-out"]
-        return (norms / unit).clamp_max(1) if unit > 0 else None
+        return (norms / unit).clamp_max(1).repeat_interleave(layer.features) if unit > 0 else None
 
 
 @dataclass(frozen=True)
@@ -263,7 +272,7 @@ class Weight(Trigger):
     eps: float = 0.01
     patient: ClassVar[bool] = True
     limit: ClassVar[float] = math.inf
-    streams: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[Kinds]] = SINGLE
 
     def start(self, layer: Layer) -> None:
         layer.memory.setdefault("baseline", layer.weight_rank(self.eps) / layer.size)
@@ -349,11 +358,12 @@ class Need(Trigger):
     standard errors, which is zero for 4 channels.
 
     If R is p percent above the threshold, the layer grows by p percent of its size, or of 16 neurons if it has fewer:
-    at least by a sixteenth of that and at most by all of it. Layers are asked after 10, 20, 40, 80, ... gradient steps,
-    so that new neurons have as much time to learn as has passed before them, and size cannot outrun training. A window
-    covers the last 48 steps, or 10 at first. The trigger looks at 5 to 24 of them, evenly spaced: as many as are needed
-    for 4,096 items of batches, for as many items as there are samples, or for 64 items per step so far, whichever is
-    least.
+    at least by a sixteenth of that and at most by all of it. Would-be heads have random queries, keys and values. A
+    head counts as the neurons that the next layer gets from it, and half a head is rounded to a whole one. Layers are
+    asked after 10, 20, 40, 80, ... gradient steps, so that new neurons have as much time to learn as has passed before
+    them, and size cannot outrun training. A window covers the last 48 steps, or 10 at first. The trigger looks at 5 to
+    24 of them, evenly spaced: as many as are needed for 4,096 items of batches, for as many items as there are samples,
+    or for 64 items per step so far, whichever is least.
 
     Args:
         window: number of gradient steps in a window.
@@ -423,11 +433,13 @@ class Need(Trigger):
         if found.ratio <= threshold:
             return Decision(0, found.ratio, threshold, wait)
         part = min(max(found.ratio / threshold - 1, _LEAST_PART), 1.0)
-        return Decision(_floor(part * max(layer.size, _SMALL_SIZE)), found.ratio, threshold, wait)
+        count = part * max(layer.size * layer.features, _SMALL_SIZE) / layer.features
+        whole = round(count) if layer.width.kind == "heads" else _floor(count)
+        return Decision(whole, found.ratio, threshold, wait)
 
     @staticmethod
     def _threshold(layer: Layer, found: Statistics) -> float:
-        small, errors = min(1.0, layer.size / _SMALL_SIZE), _ERRORS * found.error
+        small, errors = min(1.0, layer.size * layer.features / _SMALL_SIZE), _ERRORS * found.error
         if layer.convolutional_network and small < 1:
             return max((4 * small - 1) / 3 * errors, small)
         most: float = layer.memory["most"]
@@ -474,6 +486,8 @@ class Need(Trigger):
             return window
         # Of wide fan-outs, few say enough, and they are a noticeable part of a narrow layer's cost.
         count = min(self.candidates, max(8, layer.size // 16)) if layer.convolutional_network else self.candidates
+        if layer.width.kind == "heads":
+            count = max(_LEAST_HEADS, count // layer.features)
         generator = torch.Generator().manual_seed(layer.now.seed)
         fan_ins = layer.random_fan_ins(count, generator)
         return Window.new(fan_ins, layer.random_biases(fan_ins[0], generator), shapes)
@@ -509,6 +523,9 @@ _STRENGTH = 225  # of the mean gradient, squared, relative to the noise in one d
 _SMALL_SIZE, _EARLY_STEPS = 16, 80  # below this size, and after so many steps, less is enough
 _PART_OF_MOST = 1 / 3  # of the largest ratio with what the present neurons express: as much is left to learn
 _LEAST_PART = 1 / 16  # of the present neurons are added at least: small steps cost as much as large ones
+
+_LEAST_HEADS = 2  # would-be ones: each is a random pattern of attention
+
 
 Size = int | float | str
 """A number of neurons, or a factor of the initial size: a float, or a string such as '2x'."""

@@ -130,7 +130,7 @@ def test_strategies_that_measure_leave_such_a_width_alone_and_say_why() -> None:
     assert found["embed"].growable
     assert found["embed"].kind == "stream"
     with pytest.warns(UserWarning, match=r"embed: norms\.0 \(RMSNorm\) runs across it.* grow it by a schedule"):
-        grower = ng.Grower(model, optim.Adam(model.parameters()), "north-random", example=X)
+        grower = ng.Grower(model, optim.Adam(model.parameters()), "north-random", example=X, include=["emb*", "up.*"])
     assert set(grower.widths) == {"up.0", "up.1"}
     with pytest.raises(ValueError, match=r"embed cannot grow in this way: .* grow it by random initialization"):
         ng.grow(model, "embed", 2, initialization="twins")

@@ -21,6 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from ..nn import ReLU
+from ..passes.records import Pair
 from ..passes.replay import Hook, ModelCall, Watch, as_called
 from ..passes.routes import Route, select_neurons
 from ..structure.running import internal_run, restoring_attributes
@@ -84,6 +85,10 @@ class Chain:
                 old = getattr(module, name)
                 tensors[name] = self.width.new_entries(axis, count, old, torch.Generator().manual_seed(0))
         return tensors
+
+    def in_pair(self, candidates: Candidates, pair: Pair, seed: int) -> Tensor:
+        """The chain's outputs for candidates in a recorded pass."""
+        return self.in_call(candidates, pair.H_prev, pair.call, seed)
 
     def in_call(self, candidates: Candidates, H_prev: Tensor, call: ModelCall, seed: int = 0) -> Tensor:
         """The chain's outputs for candidates, as in a training pass that was recorded.

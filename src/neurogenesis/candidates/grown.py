@@ -44,6 +44,7 @@ def grown_tensors(
     count: int,
     candidates: Candidates | None = None,
     alone: bool = False,
+    instead: bool = False,
 ) -> tuple[dict[str, Tensor], list[tuple[nn.Module, str, AttributeValue]]]:
     """Tensors and module attributes for a run with additional neurons, up to their consumer.
 
@@ -54,11 +55,12 @@ def grown_tensors(
         count: number of additional neurons.
         candidates: their weights; if None, the first producer does not grow.
         alone: whether other producers contribute zero.
+        instead: whether the new neurons take the place of the present ones.
     """
     sources, others = (None, None) if candidates is None else (candidates.sources, candidates.others)
     tensors, generator = named_tensors(model), torch.Generator().manual_seed(0)
     lengths = lengths_of(model, route.producer.tensor)
-    edits = []
+    edits, removals = list[Edit](), list[Edit]()
     for axis in width.axes:
         old = tensors[axis.tensor]
         given_elsewhere = others is not None and axis in others
@@ -70,27 +72,36 @@ def grown_tensors(
             if axis.tensor == lengths:
                 given = torch.linalg.vector_norm(candidates.fan_in.reshape(count, axis.per_neuron, -1), dim=2)
             given = old.new_zeros(1).expand(shape) if given is None else given.reshape(shape)
-            positions, values = stack_values(width, axis, given)
+            values = stack_values(width, axis, given)[1]
         elif axis.module in route.later:
             continue
         elif others is not None and axis in others:
-            positions, values = stack_values(width, axis, others[axis])
+            values = stack_values(width, axis, others[axis])[1]
         else:
-            positions = width.new_positions(axis, count).flatten().sort().values
             if alone and axis.role == "producer":
-                values = new_values(old, axis.axis, len(positions), ZERO, generator)
+                values = new_values(old, axis.axis, count * axis.per_neuron, ZERO, generator)
             else:
                 values = width.new_entries(axis, count, old, generator)
             if sources is not None and axis.role != "consumer":
                 rows = old.detach().movedim(axis.axis, 0)[width.positions(axis)[sources.clamp_min(0)]]
                 usual = values.movedim(axis.axis, 0).unflatten(0, rows.shape[:2])  # type: ignore[no-untyped-call]
                 copied = (sources >= 0).reshape(-1, *[1] * (rows.ndim - 1)).to(rows.device)
-                positions, values = stack_values(width, axis, torch.where(copied, rows, usual))
-        edits.append(Edit(axis.tensor, axis.axis, old.shape[axis.axis], positions, values, axis.role))
+                values = stack_values(width, axis, torch.where(copied, rows, usual))[1]
+        size, length = (0 if instead else width.size), old.shape[axis.axis]
+        if instead:
+            present = width.positions(axis).flatten().sort().values
+            removals.append(Edit(axis.tensor, axis.axis, length, present, None, axis.role))
+        positions = width.positions_with(axis, size + count)[size:].flatten().sort().values
+        edits.append(
+            Edit(axis.tensor, axis.axis, length - (width.size - size) * axis.per_neuron, positions, values, axis.role)
+        )
     edits.sort(key=lambda edit: edit.role == "consumer")  # new neurons do not read each other
-    grown = {name: edited(tensors[name].detach(), own) for name, own in grouped(edits).items()}
+    removed = grouped(removals)
+    grown = {
+        name: edited(edited(tensors[name].detach(), removed.get(name, [])), own) for name, own in grouped(edits).items()
+    }
     modules = dict(model.named_modules(remove_duplicate=False))
-    attributes = width.structure.attribute_changes({width.atom: width.size + count})
+    attributes = width.structure.attribute_changes({width.atom: (0 if instead else width.size) + count})
     return grown, [(modules[path], name, new) for path, name, _, new in attributes]
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ..passes.activations import Activations
 from ..passes.measurements import Measurement
 from ..passes.records import ConsumerRecord, NotFinite, Pair, check_finite
-from ..passes.replay import ModelCall, Side, Watch, replay, replays, temporary_attributes
+from ..passes.replay import ModelCall, Side, Watch, observe_call, replay, replays, temporary_attributes
 from ..passes.routes import Route, select_neurons
 from ..passes.samples import Samples
 from ..structure.axes import Axis
@@ -25,6 +25,8 @@ from ..structure.widths import Width
 from .chains import Chain, ChainRun
 from .grown import Candidates, apply_weights, grown_tensors
 from .looks import Pass
+from .probes import why_unsupported
+from .regions import Region
 from .rows import rows_match
 
 
@@ -184,7 +186,7 @@ class Trials:
         self,
         candidates: Candidates,
         records: Sequence[ConsumerRecord],
-        chains: Sequence[Chain | None],
+        shortcuts: Sequence[Chain | Region | None],
         samples: Samples,
         seed: int,
     ) -> list[list[Pass]]:
@@ -196,22 +198,23 @@ class Trials:
         Args:
             candidates: the candidates.
             records: the recorded passes at each consumer.
-            chains: the shortcut to each consumer, if there is one.
+            shortcuts: the one to each consumer, if there is one.
             samples: knows the samples of the passes.
             seed: seed of random operations in the model.
         """
         passes: list[list[Pass]] = [[] for _ in records]
         by_call: dict[int, list[tuple[int, Pair]]] = {}  # in one run of the model, all consumers without a shortcut
-        for number, (record, chain) in enumerate(zip(records, chains, strict=True)):
+        for number, (record, shortcut) in enumerate(zip(records, shortcuts, strict=True)):
             if not tensor_at(self.model, record.route.consumer.tensor).requires_grad:
                 continue
+            consumer = self.model.get_submodule(record.route.consumer.module)
             for pair in (each for each in record.pairs if each.H.numel()):
-                if chain is not None and record.route.side == "input":
-                    h = chain.in_call(candidates, pair.H_prev, pair.call, seed)
-                    if rows_match(self.model.get_submodule(record.route.consumer.module), pair.H, h):
-                        passes[number].append(Pass(pair.H, h, pair.D, samples.of(pair.call)))
-                        continue  # else the model has asked a transposed convolution for another size
-                by_call.setdefault(id(pair.call), []).append((number, pair))
+                usable = shortcut if record.route.side == "input" else None
+                h = None if usable is None else usable.in_pair(candidates, pair, seed)
+                if h is not None and rows_match(consumer, pair.H, h):
+                    passes[number].append(Pass(pair.H, h, pair.D, samples.of(pair.call)))
+                else:  # the model may have asked a transposed convolution for another size
+                    by_call.setdefault(id(pair.call), []).append((number, pair))
         for pairs in by_call.values():
             points: Sequence[tuple[Axis, Side]] = [(records[number].route.consumer, "input") for number, _ in pairs]
             first = pairs[0][1]
@@ -221,6 +224,18 @@ class Trials:
                 if each is not None and rows_match(consumer, pair.H, each):
                     passes[number].append(Pass(pair.H, each, pair.D, samples.of(pair.call)))
         return passes
+
+    def why_not_run(self, call: ModelCall) -> str | None:
+        """Why would-be neurons cannot be run up to all consumers that can be watched; None if they can."""
+        H_prev = self._at_producer(call, evaluation=True).get("input")
+        problem = why_unsupported(self.model, self.route.consumer)
+        if problem is None and H_prev is not None:
+            try:
+                with temporary_attributes(self._modes(False)):
+                    self.at_points(Candidates(self._random_fan_in(1)), H_prev, call, [(self.route.consumer, "input")])
+            except Exception as error:  # from the model's own code, which may use neurons where hooks do not reach
+                return f"the model fails with new neurons before {self.route.consumer.module}: {error}"
+        return problem
 
     def verified_chain(self, call: ModelCall) -> Chain | None:
         """The chain to the point, if it gives the same as a run of the model, in evaluation and in training mode.
@@ -236,20 +251,54 @@ class Trials:
         chain = Chain(self.model, self.width, route)
         if H_prev.is_floating_point():  # an example of zeros would show nothing
             H_prev = torch.randn(H_prev.shape, generator=torch.Generator().manual_seed(1)).to(H_prev)
-        weight = chain.producer.weight
-        assert isinstance(weight, Tensor)
-        rows = weight.detach().movedim(route.producer.axis, 0)
-        generator = torch.Generator().manual_seed(0)
-        fan_in = torch.randn(3, 1, *rows.shape[1:], generator=generator).to(rows) / rows[0].numel() ** 0.5
+        fan_in = self._random_fan_in(3)
         same = all(self._same(chain, Candidates(fan_in), H_prev, call, training) for training in (False, True))
         return chain if same else None
 
+    def verified_region(self, call: ModelCall) -> Region | None:
+        """The region, if candidates alone in it are as in a run of the model, in evaluation and in training mode."""
+        if self.route.region is None or self.route.side == "output":
+            return None
+        region, fan_in = Region(self.model, self.width, self.route), self._random_fan_in(2)
+        return region if all(self._same_in(region, Candidates(fan_in), call, mode) for mode in (False, True)) else None
+
+    def _same_in(self, region: Region, candidates: Candidates, call: ModelCall, training: bool) -> bool:
+        """Whether a region gives the same as a run of the model, or differs in training mode by chance alone."""
+        calls: list[ModelCall] = []
+        handle = observe_call(region.module, calls.append)
+        try:
+            with temporary_attributes(self._modes(training)), torch.no_grad():
+                H_prev = self._at_producer(call)["input"]
+                (expected,) = self.at_points(candidates, H_prev, call, [(self.route.consumer, "input")])
+                found, again = (region.in_call(candidates, H_prev, calls[-1], seed) for seed in (0, 1))
+        except Exception:  # from code that may need more than its new neurons, or may not have run
+            return False
+        finally:
+            handle.remove()
+        if expected is None or (found.shape, found.dtype) != (expected.shape, expected.dtype):
+            return False
+        return bool(torch.allclose(found, expected, rtol=1e-4, atol=1e-6)) or (
+            training and not torch.equal(found, again)
+        )
+
+    def _modes(self, training: bool) -> list[tuple[nn.Module, str, bool]]:
+        """Evaluation mode, or training mode without dropout, whose masks would differ."""
+        return [(each, "training", training and not isinstance(each, _DropoutNd)) for each in self.model.modules()]
+
+    def _random_fan_in(self, count: int) -> Tensor:
+        """Random weights in the first producer."""
+        axis = self.route.producer
+        weight = self.model.get_submodule(axis.module).weight
+        assert isinstance(weight, Tensor)
+        rows = weight.detach().movedim(axis.axis, 0)
+        noise = torch.randn(count, axis.per_neuron, *rows.shape[1:], generator=torch.Generator().manual_seed(0))
+        scaled: Tensor = noise.to(rows) / rows[0].numel() ** 0.5
+        return scaled
+
     def _same(self, chain: Chain, candidates: Candidates, H_prev: Tensor, call: ModelCall, training: bool) -> bool:
         """Whether a chain gives the same as a run of the model."""
-        model = self.model
-        modes = [(module, "training", training and not isinstance(module, _DropoutNd)) for module in model.modules()]
         try:
-            with temporary_attributes(modes), torch.no_grad():
+            with temporary_attributes(self._modes(training)), torch.no_grad():
                 (expected,) = self.at_points(candidates, H_prev, call, [(self.route.point, self.route.side)])
                 found = chain.in_call(candidates, H_prev, call)
         except Exception:  # from a module's own code, which may need more than its new neurons or a larger batch

@@ -28,7 +28,7 @@ from ..surgery.plan import Plan
 from ..surgery.planning import find_growable, plan_neurons
 from ..surgery.reach import fan_ins_of
 from ..triggers import Static
-from .choosing import as_call, has_convolutions, make_layers, why_no_stream
+from .choosing import as_call, has_convolutions, make_layers, why_not_of_kind
 
 
 def plan_growth(
@@ -57,7 +57,7 @@ def plan_growth(
     if isinstance(initialization, Mapping):
         return plan(count, initialization)
     strategy = Strategy(Static(), initialization)
-    if (problem := why_no_stream(strategy, found)) is not None:
+    if (problem := why_not_of_kind(strategy, found)) is not None:
         raise ValueError(f"{found.name} cannot grow in this way: {problem}")
     source = torch.default_generator if generator is None else generator
     with ordinary_tensors():
@@ -162,7 +162,7 @@ def _make_layer(model: nn.Module, width: Width, strategy: Strategy, example: Exa
         return Layer(model, width, convolutional_network=has_convolutions(model))
     call = as_call(examples_in(example)[0])
     buffer = Buffer(model, call.samples)
-    (layer,) = make_layers(model, strategy, [width], list(map(as_call, examples_in(example))), buffer)
+    ((layer,), _) = make_layers(model, strategy, [width], list(map(as_call, examples_in(example))), buffer)
     if layer.route is not None:
         buffer.watch({layer.name: (width, layer.route)})
         buffer.add(call)

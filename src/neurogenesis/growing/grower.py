@@ -53,14 +53,18 @@ class Grower:
         example: an input of the model, or a list of several that together use all layers; by default the first training
             batch. Layers that it does not use are resized when they are first called.
         max_width: the maximum size of each width: an int (number of neurons), a factor of the initial size (``2.0`` or
-            ``"2x"``), or a mapping from names to these. By default 64 times the initial size with 'need', 16 times with
-            strategies that do not stop by themselves, and unlimited with others or if there is a budget.
+            ``"2x"``), or a mapping from names or kinds to these. By default 64 times the initial size with 'need', 16
+            times with strategies that do not stop by themselves, and unlimited with others or if there is a budget.
+            Unless this argument or a schedule says otherwise, heads stop when together they have as many neurons as the
+            layer that reads them has outputs, which is where most models begin.
         max_parameters: the maximum number of parameters of the model; unlimited by default. When it is reached, neurons
             go to the widths that want most of them per parameter.
         max_flops: the same for the floating-point operations of a forward pass of one sample; see `neurogenesis.flops`.
-        round_to: grow widths to multiples of this number, such as 8, which suits hardware.
-        include: patterns of the widths to grow, such as ``["features.*"]``; all by default.
-        exclude: patterns of widths not to grow.
+        round_to: grow widths to multiples of this number, such as 8, which suits hardware. Heads and groups are whole,
+            and are not rounded.
+        include: patterns of the widths to grow, such as ``["features.*"]``, or kinds, such as ``["heads"]``; all by
+            default. A word that is a kind means the kind, so a width that is called heads is meant by ``"[h]eads"``.
+        exclude: patterns or kinds of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
         ema: an averaged copy of the model, which grows too.
         prune: whether neurons that have died are dropped; see `neurogenesis.growing.dying`.
@@ -225,9 +229,12 @@ class Grower:
         return self._passes.eager
 
     def __str__(self) -> str:
-        layers = None if self._watching.watched is None else self.layers
+        watched = self._watching.watched
+        layers = None if watched is None else self.layers
+        names = {} if watched is None else watched.left_out
+        left_out = {} if watched is None else {name: (watched.widths[name].size, why) for name, why in names.items()}
         waiting, compute = self._schedule.waiting(self.steps), (self.flops, self.training_flops)
-        return overview(self.strategy, layers, self.history, waiting, self._looks.missing, *compute)
+        return overview(self.strategy, layers, self.history, waiting, self._looks.missing, left_out, *compute)
 
     def _begin(self, calls: Sequence[ModelCall]) -> None:
         """Find the widths in calls of the model, unless they are known, and watch those that can grow."""

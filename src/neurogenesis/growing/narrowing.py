@@ -53,9 +53,9 @@ def narrow(
         example: an input the model accepts, as in `neurogenesis.widths`.
         size: number of neurons of each width (an int), or factor of its size (a float), of which at least 4 neurons are
             left; by default a sixteenth, of which at least 16 are left. Widths that are smaller are not changed.
-        include: patterns of widths to reduce, as in `Grower`.
-        exclude: patterns of widths not to reduce; by default those that a norm runs across, which grow on a schedule
-            only.
+        include: patterns or kinds of widths to reduce, as in `Grower`.
+        exclude: patterns or kinds of widths not to reduce; by default those that a norm runs across, which grow on a
+            schedule only.
         tie: groups of patterns of widths that change together, as in `neurogenesis.widths`.
         optimizer: the optimizer of the model, if it exists already.
         frozen: whether to reduce widths that have frozen parameters, too.

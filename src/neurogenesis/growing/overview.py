@@ -19,6 +19,7 @@ def overview(
     history: History,
     next_looks: Mapping[str, int],
     missing: Mapping[str, str],
+    left_out: Mapping[str, tuple[int, str]],
     flops: int,
     training_flops: int,
 ) -> str:
@@ -30,6 +31,7 @@ def overview(
         history: what the trigger has seen.
         next_looks: the step of the next look at each width that is not looked at for a while.
         missing: what was missing at the latest look before a width could be measured, if something was.
+        left_out: sizes of widths that the strategy cannot grow, and why.
         flops: floating-point operations of a forward pass of one sample.
         training_flops: those of the training so far.
     """
@@ -52,6 +54,7 @@ def overview(
                 _state(strategy, layer, seen, next_looks.get(layer.name), missing.get(layer.name)),
             )
         )
+    rows += [(name, str(size), *"----", f"does not grow: {why}") for name, (size, why) in left_out.items()]
     widths = table(("width", "size", "maximum", "measured", "threshold", "at step", ""), rows)
     return f"{widths}\n{in_flops(flops)} for a sample, {in_flops(training_flops)} of training so far"
 

@@ -67,8 +67,8 @@ def prune(
             mapping from names to either. Widths that are smaller are not changed.
         max_parameters: the number of parameters of the model afterwards, at most: neurons are removed where the loss
             is least per parameter.
-        include: patterns of widths to prune, as in `Grower`.
-        exclude: patterns of widths not to prune.
+        include: patterns or kinds of widths to prune, as in `Grower`.
+        exclude: patterns or kinds of widths not to prune.
         tie: groups of patterns of widths that change together, as in `neurogenesis.widths`.
         optimizer: the optimizers that train the model; their state is cut too. By default those of the `Grower` that is
             attached to the model.

@@ -39,6 +39,7 @@ class Watched:
         waiting: widths that are watched as soon as they are unfrozen, or layers that may read them are called.
         limited: names of the widths whose maximum neither the strategy nor the user has set.
         allowed: kinds of reasons not to grow that do not count.
+        left_out: why the strategy cannot grow other widths, by name.
     """
 
     widths: Widths
@@ -46,6 +47,7 @@ class Watched:
     waiting: Sequence[Width]
     limited: frozenset[str]
     allowed: frozenset[Kind]
+    left_out: Mapping[str, str]
 
 
 class Watching:
@@ -223,7 +225,9 @@ def make_watched(
     chosen = choose_widths(known, settings.include, settings.exclude, allowed | _passing_reasons(late))
     waiting = [width for width in chosen if width.obstacle(allowed) is not None]
     chosen = [width for width in chosen if width not in waiting]
-    layers = make_layers(model, settings.strategy, chosen, calls, buffer) if chosen else []
+    layers, left_out = list[Layer](), dict[str, str]()
+    if chosen:
+        layers, left_out = make_layers(model, settings.strategy, chosen, calls, buffer, settings.include)
     for layer in layers:
         old = present.get(layer.name)
         if old is not None:
@@ -233,13 +237,14 @@ def make_watched(
         else:
             trigger.start(layer)
     limited = set_limits(layers, known, settings, begun=before is not None)
-    return Watched(known, layers, waiting, limited, allowed)
+    return Watched(known, layers, waiting, limited, allowed, left_out)
 
 
 def set_limits(layers: Sequence[Layer], known: Widths, settings: Settings, *, begun: bool) -> frozenset[str]:
     """Set the maximum sizes of layers; returns the names of those whose maximum is the strategy's limit."""
     limit = float(settings.strategy.trigger.limit) if settings.budget.unlimited else math.inf
-    return frozenset(set_maximum_sizes(layers, known, settings.max_width, settings.round_to, limit, begun))
+    heads = bool(settings.strategy.trigger.needs)
+    return frozenset(set_maximum_sizes(layers, known, settings.max_width, settings.round_to, limit, heads, begun))
 
 
 def allowed_reasons(settings: Settings, late: bool) -> frozenset[Kind]:

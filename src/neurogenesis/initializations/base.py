@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..layer import Layer, Requirement, stable_repr
 from ..structure.axes import Axis
+from ..structure.widths import ALL_KINDS, SINGLE, Kinds
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Initialization:
     Attributes:
         needs: requirements ("activations", "gradients", "trials"); a width does not grow while one of them is missing.
         changes_present_neurons: whether it may return `Neurons.changes`, which cannot be applied to an averaged model.
-        streams: whether it supports widths that a norm runs across, by leaving the values of new neurons open.
+        kinds: the kinds of widths that it supports. The values of new entries of a stream must be left open.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -48,7 +49,7 @@ class Initialization:
 
     needs: ClassVar[frozenset[Requirement]] = frozenset()
     changes_present_neurons: ClassVar[bool] = False
-    streams: ClassVar[bool] = False
+    kinds: ClassVar[frozenset[Kinds]] = SINGLE
 
     @property
     def uses(self) -> frozenset[Requirement]:
@@ -84,6 +85,8 @@ InitializationFunction = Callable[[Layer, int, torch.Generator], Neurons]
 
 class _FunctionInitialization(Initialization):
     """A plain function, which may use everything and requires nothing."""
+
+    kinds = ALL_KINDS - {"stream"}
 
     def __init__(self, function: InitializationFunction):
         self.function = function

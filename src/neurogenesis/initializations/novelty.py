@@ -13,6 +13,7 @@ from ..candidates.weights import scaled_like
 from ..layer import Layer, Requirement
 from ..metrics import Metric
 from ..passes.records import NotFinite
+from ..structure.widths import ALL_KINDS, Kinds
 from .base import Initialization, Neurons, candidate_count, parameter_values
 
 
@@ -20,7 +21,7 @@ from .base import Initialization, Neurons, candidate_count, parameter_values
 class Random(Initialization):
     """Random fan-in, zero fan-out; the other way round where a norm runs across the width."""
 
-    streams: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[Kinds]] = ALL_KINDS
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         return Neurons(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from ..candidates.weights import scaled_like, scaled_to
 from ..layer import Layer
 from ..structure.axes import Axis
+from ..structure.widths import ALL_KINDS, Kinds
 from .base import Initialization, Neurons, parameter_values
 
 
@@ -38,6 +40,8 @@ class Twins(Initialization):
     Reference: Chizat, Oyallon, Bach, "On Lazy Training in Differentiable Programming" (NeurIPS 2019), who initialize
     whole networks in this way.
     """
+
+    kinds: ClassVar[frozenset[Kinds]] = ALL_KINDS - {"stream"}
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         pairs = count // 2

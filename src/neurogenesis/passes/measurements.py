@@ -41,7 +41,7 @@ class Point:
     def of(width: Width, route: Route) -> Point:
         """Current point of a width."""
         point = route.point
-        return Point(point.module, route.side, width.positions(point), width.in_order(point))
+        return Point(point.module, route.side, route.positions(width), width.in_order(point))
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,7 +63,8 @@ class Quota:
         rows = self.rows.get(name)
         if rows is None:
             return -(-self.limit // share)
-        items, missing = 0, -(-max(self.limit, 2 * self.widths[name][0].size) // share)
+        own = self.widths[name][0]
+        items, missing = 0, -(-max(self.limit, 2 * own.size * own.features) // share)
         for call in reversed(calls):
             taken = min(call.samples, -(-missing // max(1, rows.in_item(call))))
             items, missing = items + taken, missing - taken * rows.in_item(call)

@@ -44,6 +44,7 @@ class Pair(NamedTuple):
     D: Tensor
     versions: tuple[int, int]  # versions of H_prev and H, which the model may modify in place
     shapes: Shapes
+    region: ModelCall | None = None  # the arguments of the route's region, if they are recorded
 
     @property
     def intact(self) -> bool:
@@ -71,8 +72,8 @@ class ConsumerRecord:
         """Names of the width and of the consumer's weight."""
         return self.width.name, self.route.consumer.tensor
 
-    def add(self, call: ModelCall, H_prev: Tensor, H: Tensor, D: Tensor) -> None:
-        self.pairs.append(Pair(call, H_prev, H, D, (H_prev._version, H._version), self.shapes))
+    def add(self, call: ModelCall, H_prev: Tensor, H: Tensor, D: Tensor, region: ModelCall | None = None) -> None:
+        self.pairs.append(Pair(call, H_prev, H, D, (H_prev._version, H._version), self.shapes, region))
 
     def add_gradient(self, role: str, axis: Axis, gradient: Tensor) -> None:
         if self.processes is ALONE:

@@ -288,6 +288,15 @@ def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | N
     return module.register_forward_pre_hook(Hook(before), with_kwargs=True)
 
 
+def observe_call(module: nn.Module, action: Callable[[ModelCall], None]) -> Any:
+    """Call `action` with the arguments of a module whenever it runs; returns a handle with `remove`."""
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        action(ModelCall.of(args, kwargs))
+
+    return module.register_forward_pre_hook(Hook(before), with_kwargs=True)
+
+
 @contextmanager
 def temporary_attributes(values: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
     """Set attributes of modules inside the context and restore them afterwards."""

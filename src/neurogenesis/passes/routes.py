@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ class Route:
         called: paths of all modules that run.
         chain: paths of the modules from producer to point, if each gets the output of the one before.
         flattened: whether the output of the chain is flattened before it reaches the point.
+        region: path of the smallest module that has the producers, and all that runs until the consumer gets its input;
+            None if that is the model itself.
         others: of the first consumer: routes to the other ones.
     """
 
@@ -44,11 +47,17 @@ class Route:
     called: frozenset[str]
     chain: tuple[str, ...] | None = None
     flattened: bool = False
+    region: str | None = None
     others: tuple[Route, ...] = ()
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
-        """Activations of the width's neurons at the point, samples x neurons x positions."""
-        return select_neurons(tensor, module, width.positions(self.point), width.in_order(self.point))
+        """Activations of the width's neurons, or of those that heads consist of: samples x neurons x positions."""
+        return select_neurons(tensor, module, self.positions(width), width.in_order(self.point))
+
+    def positions(self, width: Width) -> Tensor:
+        """Channels of each neuron at the point, neurons x per neuron."""
+        positions = width.positions(self.point)
+        return positions.reshape(-1, 1) if width.kind == "heads" else positions
 
 
 def select_neurons(tensor: Tensor, module: nn.Module, positions: Tensor, all_in_order: bool = False) -> Tensor:
@@ -96,7 +105,7 @@ def find_routes(model: nn.Module, widths: Sequence[Width], call: ModelCall) -> d
         left[each[0]] -= 1
         if left[each[0]] < 0:
             counted.append(each)
-    return {width.name: _find_route(model, width, modules, counted, call) for width in widths}
+    return {width.name: _find_route(model, width, modules, counted, set(inputs), call) for width in widths}
 
 
 def _record_call(
@@ -111,6 +120,7 @@ def _find_route(
     width: Width,
     modules: Mapping[str, nn.Module],
     order: Sequence[tuple[str, Tensor, Tensor]],
+    entered: Container[str],
     call: ModelCall,
 ) -> Route | str:
     sizes = named_tensors(model)
@@ -140,7 +150,9 @@ def _find_route(
         later = frozenset(path for path, number in first_call.items() if number >= stop)
         alone = not is_recurrent(modules[producer.module])  # candidates follow from its inputs and their weights
         chain, flattened = _chain(order[start : stop + 1], modules) if alone else (None, False)
-        return Route(producer, consumer, consumer, "input", between, later, frozenset(first_call), chain, flattened)
+        region = _region(width, [*producers, consumer], entered)
+        called = frozenset(first_call)
+        return Route(producer, consumer, consumer, "input", between, later, called, chain, flattened, region)
 
     route = replace(route_to(consumers[0]), others=tuple(map(route_to, consumers[1:])))
     consumer, stop = route.consumer, first_call[route.consumer.module]
@@ -168,6 +180,15 @@ def _chain(
     last = order[-1][1]
     flattened = last.ndim == 2 and last.data_ptr() == end.data_ptr() and last.numel() == end.numel()
     return (tuple(paths) if last is end or flattened else None), last is not end
+
+
+def _region(width: Width, axes: Sequence[Axis], entered: Container[str]) -> str | None:
+    """Path of the smallest module that is called and has these axes and the carriers; None if it is the model."""
+    owners = [axis.tensor.split(".")[:-1] for axis in (*axes, *width.carriers)]
+    common = [each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*owners, strict=False))]
+    while common and ".".join(common) not in entered:
+        common.pop()
+    return ".".join(common) or None
 
 
 def _is_weight(model: nn.Module, axis: Axis, recurrent: bool) -> bool:
@@ -224,4 +245,4 @@ def _branch_end(
         if given is end and path in carriers and isinstance(modules[path], _NormBase):
             point, end = carriers[path], output
             chain.append(path)
-    return replace(route, point=point, side="output", chain=tuple(chain), flattened=False)
+    return replace(route, point=point, side="output", chain=tuple(chain), flattened=False, region=None)

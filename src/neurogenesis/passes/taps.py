@@ -18,7 +18,7 @@ from ..structure.running import constant_calls, is_internal_run
 from .checkpointing import Awaited, inside_backward
 from .processes import ALONE, Processes
 from .records import ConsumerRecord
-from .replay import Hook, ModelCall, observe
+from .replay import Hook, ModelCall, observe, observe_call
 
 
 class Taps:
@@ -39,8 +39,9 @@ class Taps:
         self._stepped = False  # whether the optimizer has stepped since the last backward pass
         self._calls: Counter[tuple[str, ...]] = Counter()  # of modules in this pass
         self._inputs: dict[tuple[str, ...], Tensor] = {}
+        self._regions: dict[tuple[str, ...], ModelCall] = {}
         self._awaited: dict[tuple[str, str], list[Awaited]] = {}  # by reentrant activation checkpointing
-        self._points: list[tuple[nn.Module, Any, Callable[[Tensor], None]]] = []  # where inputs and outputs are read
+        self._points: list[Callable[[], Any]] = []  # put hooks where inputs and outputs are read; return their handles
         self._point_handles: list[Any] = []
         self._gradient_handles: list[Any] = []
 
@@ -53,6 +54,8 @@ class Taps:
         for record in records:
             record.processes, route = self._processes, record.route
             producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
+            if route.chain is None and route.region is not None:
+                self._tap_region(record, self.model.get_submodule(route.region))
             self._tap(record, "H_prev", producer, "input", partial(self._on_input, record, "H_prev"))
             self._tap(record, "H", consumer, "input", partial(self._on_input, record, "H"))
             self._tap(record, "output", consumer, "output", partial(self._on_output, record))
@@ -63,7 +66,7 @@ class Taps:
         """Record these widths in the next passes; without any, modules have no hooks, which take time."""
         self.wanted = names
         if names and not self._point_handles:
-            self._point_handles = [observe(*point) for point in self._points]
+            self._point_handles = [point() for point in self._points]
         elif not names:
             _remove(self._point_handles)
 
@@ -83,11 +86,13 @@ class Taps:
         self._call, self._copies = call, copies
         self._calls.clear()
         self._inputs.clear()
+        self._regions.clear()
 
     def end_pass(self) -> None:
         """The pass has ended; its gradients may still arrive."""
         self._call = None
         self._inputs.clear()
+        self._regions.clear()
 
     def optimizer_stepped(self) -> None:
         """The next gradient is the first after a gradient step, to which all that was recorded belongs."""
@@ -133,7 +138,16 @@ class Taps:
 
         constant = constant_calls(module)
 
-        self._points.append((module, side, act))
+        self._points.append(partial(observe, module, side, act))
+
+    def _tap_region(self, record: ConsumerRecord, module: nn.Module) -> None:
+        key = *record.key, "region"
+
+        def act(call: ModelCall) -> None:
+            if record.width.name in self.wanted and self._call is not None and not is_internal_run(self.model):
+                self._regions.setdefault(key, call.copied() if self._copies else call)
+
+        self._points.append(partial(observe_call, module, act))
 
     def _tap_gradient(self, record: ConsumerRecord, axis: Axis, role: str) -> None:
         path, _, name = axis.tensor.rpartition(".")
@@ -156,7 +170,7 @@ class Taps:
         if H_prev is None or H is None or call is None:
             return
         if tensor.requires_grad:
-            self._await_gradient(record, call, H_prev, H, tensor)
+            self._await_gradient(record, call, H_prev, H, tensor, self._regions.pop((*record.key, "region"), None))
         elif not torch.is_grad_enabled():
             self._awaited.setdefault(record.key, []).append(Awaited.of(call, H_prev, H))
 
@@ -176,7 +190,13 @@ class Taps:
                 return
 
     def _await_gradient(
-        self, record: ConsumerRecord, call: ModelCall, H_prev: Tensor, H: Tensor, tensor: Tensor
+        self,
+        record: ConsumerRecord,
+        call: ModelCall,
+        H_prev: Tensor,
+        H: Tensor,
+        tensor: Tensor,
+        region: ModelCall | None = None,
     ) -> None:
         """Record inputs of a width when the gradient at the consumer's output arrives."""
 
@@ -187,7 +207,7 @@ class Taps:
                 self._stepped = False
                 for each in self._records:
                     each.pairs.clear()
-            record.add(call, H_prev, H, gradient.detach())
+            record.add(call, H_prev, H, gradient.detach(), region)
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
 

@@ -144,4 +144,4 @@ def _as_value(saved: Any) -> AttributeValue:
     """The value of an attribute; JSON has lists for tuples."""
     if isinstance(saved, (list, tuple)):
         return tuple(map(int, saved))
-    return saved if isinstance(saved, float) else int(saved)
+    return saved if saved is None or isinstance(saved, float) else int(saved)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from .rules import Counted
 from .terms import Atom, Product, Term, leaves, positions_of, resolve, size
 
 Kinds = Literal["neurons", "channels", "groups", "heads", "stream"]
+ALL_KINDS: frozenset[Kinds] = frozenset(get_args(Kinds))
+SINGLE: frozenset[Kinds] = ALL_KINDS - {"heads", "stream"}  # whose neurons work alone
 
 
 class Width:
@@ -74,6 +76,11 @@ class Width:
     def unit(self) -> int:
         """Number of columns that a neuron, or a head, has in the consumer where it has the fewest."""
         return min((axis.per_neuron for axis in self.consumers), default=1)
+
+    @property
+    def features(self) -> int:
+        """Number of neurons that a head consists of; 1 for a neuron."""
+        return self.unit if self.kind == "heads" else 1
 
     def multiple(self, round_to: int) -> int:
         """What sizes are rounded to, if those of neurons are to multiples of `round_to`: heads and groups are whole."""
@@ -169,8 +176,11 @@ class Width:
 
     def positions_after(self, axis: Axis, count: int) -> Tensor:
         """Positions that each neuron would own after growing by `count`, of shape (size + count, per neuron)."""
-        term, atom = self.structure.axes[axis.tensor][axis.axis], self.atom
-        return positions_of(term, atom, {atom: atom.size + count})
+        return self.positions_with(axis, self.size + count)
+
+    def positions_with(self, axis: Axis, size: int) -> Tensor:
+        """Positions that each neuron would own if there were `size` of them, of shape (size, per neuron)."""
+        return positions_of(self.structure.axes[axis.tensor][axis.axis], self.atom, {self.atom: size})
 
     def new_positions(self, axis: Axis, count: int) -> Tensor:
         """Positions that `count` new neurons would own on an axis, of shape (count, per neuron)."""
