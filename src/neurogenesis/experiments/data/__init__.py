@@ -16,7 +16,7 @@ from .generator import generated
 from .loading import download, load, names
 from .samples import Data, DataError
 from .sources import SOURCES, File, Source
-from .tables import table
+from .tables import divided, table
 from .text import Text, standard_library, text_file, windows
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "File",
     "Source",
     "Text",
+    "divided",
     "download",
     "generated",
     "load",

@@ -20,11 +20,7 @@ LEAST_DEVIATION = 0.05  # of an input, relative to its range: inputs that hardly
 
 
 def table(name: str, seed: int) -> Data:
-    """A table by name, divided at random: 70 % for training.
-
-    Inputs, and targets that are real numbers, have mean 0 and standard deviation 1 in the training part; inputs that
-    hardly ever vary, such as pixels at the edge of an image, have a smaller one. The targets of `random` are
-    unrelated to its inputs.
+    """A table by name, divided as by `divided`. The targets of `random` are unrelated to its inputs.
 
     Args:
         name: diabetes, cancer, wine, friedman1, friedman2, friedman3, digits or random.
@@ -37,7 +33,22 @@ def table(name: str, seed: int) -> Data:
     """
     if name not in TABLES:
         raise unknown_name("table", name, TABLES)
-    inputs, targets = (torch.as_tensor(part) for part in TABLES[name](seed))
+    inputs, targets = TABLES[name](seed)
+    return divided(inputs, targets, seed)
+
+
+def divided(inputs: Any, targets: Any, seed: int) -> Data:
+    """Samples divided at random: 70 % for training.
+
+    Inputs, and targets that are real numbers, have mean 0 and standard deviation 1 in the training part; inputs that
+    hardly ever vary, such as pixels at the edge of an image, have a smaller one.
+
+    Args:
+        inputs: samples x features.
+        targets: a label or a real number for each sample.
+        seed: seed of the division.
+    """
+    inputs, targets = map(torch.as_tensor, (inputs, targets))
     targets = targets if targets.is_floating_point() else targets.long()
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(seed))
     train, test = order.tensor_split([int(TRAINED_PART * len(inputs))])
