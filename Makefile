@@ -30,8 +30,8 @@ test-library: .venv/library-test.installed  ## the tests of the library alone, w
 zoo: .venv/test.installed  ## every width of every model of torchvision, a sample of timm and of Hugging Face
 	$(BIN)/python -m benchmarks.zoo
 
-bench: .venv/test.installed  ## what finding widths, growing, watching, selecting, compiling, several processes and the loop of the experiments cost, how new neurons fare, what growing costs on small tables, how need decides, and what sweeps on Ray cost
-	for name in surgery overhead selection loop compile ddp newborn fan_outs tables decisions engine; do $(BIN)/python -W ignore -m benchmarks.$$name; done
+bench: .venv/test.installed  ## what finding widths, growing, watching, selecting, compiling, several processes and the loop of the experiments cost, how new neurons fare, what growing costs on small tables, how need decides there, on other data and on dependent samples, and what sweeps on Ray cost
+	for name in surgery overhead selection loop compile ddp newborn fan_outs tables unseen dependent validation decisions engine; do $(BIN)/python -W ignore -m benchmarks.$$name; done
 
 check: .venv/test.installed  ## style and types
 	$(BIN)/ruff check

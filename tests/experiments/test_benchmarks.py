@@ -13,7 +13,19 @@ import torch
 
 import neurogenesis as ng
 from benchmarks import compile as compiling
-from benchmarks import decisions, fan_outs, newborn, overhead, pruning, selection, surgery, tables
+from benchmarks import (
+    decisions,
+    dependent,
+    fan_outs,
+    newborn,
+    overhead,
+    pruning,
+    selection,
+    surgery,
+    tables,
+    unseen,
+    validation,
+)
 from neurogenesis.experiments.data import load
 from neurogenesis.experiments.models import VGG11, vgg11
 
@@ -61,6 +73,31 @@ def test_the_time_of_a_table_is_that_of_its_whole_training() -> None:
     assert first > 16 and second > 16
     assert found["steps"] == 30 and 10 <= found["looks"] < 30
     assert 1 < found["ratio"] < 20
+
+
+@pytest.mark.parametrize("name", list(unseen.SETS))
+def test_the_smallest_size_as_good_is_not_larger_than_the_best(name: str) -> None:
+    found = unseen.compared(name, batch=32, seeds=2, steps=40, sizes=(4, 8))
+    assert found["smallest"] <= found["best"] in (4, 8)
+    assert 0 < found["static"] < 2 and 0 < found["grown"] < 2
+    assert len(found["widths"]) == 2 and found["parameters"] > 1
+
+
+def test_of_dependent_samples_those_that_belong_together_are_told() -> None:
+    assert dependent.graph(random_labels=True, blocks=True, seed=1, steps=12) == ((16,), 0)
+    assert dependent.series(signal=False, blocks=True, seed=1, steps=24) == ((16, 16), 0)
+
+
+def test_a_replay_buffer_and_fixed_targets_are_learned_from_the_same_weights() -> None:
+    for widths, last in dependent.replay(seed=1, steps=40):
+        assert min(widths) >= 16 and last <= 40
+
+
+def test_sizes_are_compared_on_samples_that_were_left_out() -> None:
+    found = validation.differences("wine", (2, 8), seed=1, starts=2, steps=60)
+    assert found.test > 2 * found.test_error > 0  # two neurons are too few
+    assert found.inside > 2 * found.inside_error > 0
+    assert 3 / 124 < found.share < 1
 
 
 def test_neurons_that_fire_on_no_sample_are_dead() -> None:
