@@ -68,7 +68,7 @@ def test_fan_outs_are_compared_at_the_shape_that_was_grown() -> None:
 
 
 def test_the_time_of_a_table_is_that_of_its_whole_training() -> None:
-    found = tables.cost("digits", 2500, seed=1, epochs=30)
+    found = tables.cost("digits", 2500, seed=1, rounds=1, epochs=30)
     first, second = map(int, found["widths"].split("-"))
     assert first > 16 and second > 16
     assert found["steps"] == 30 and 10 <= found["looks"] < 30
