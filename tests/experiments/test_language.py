@@ -24,6 +24,7 @@ from neurogenesis.experiments.training import start_training
 from neurogenesis.report.reading import read
 from neurogenesis.report.speeds import undisturbed_seconds
 from tests.runs import assert_same_run, lines, records
+from tools.compact import KEPT, compact
 
 TEXT = "".join(f"def f{number}(x):\n    return x + {number * number}\n\n\n" for number in range(150))
 
@@ -208,20 +209,32 @@ def test_the_report_shows_bits_against_compute(text: Path, tmp_path: Path) -> No
     assert "training, GFLOPs" in figure and "bits per character" in figure
 
 
-def test_undisturbed_times_are_those_of_the_fastest_epoch_of_the_same_size(tmp_path: Path) -> None:
-    def epoch(number: int, flops: int, seconds: float) -> dict[str, Any]:
-        widths = {"blocks": 1}
-        return {"epoch": number, "step": 10 * number, "flops": flops, "train_seconds": seconds, "widths": widths}
+def test_compact_records_make_the_same_table(text: Path, tmp_path: Path) -> None:
+    run(tiny(text), tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "unfinished").mkdir()
+    assert compact(tmp_path / "runs", tmp_path / "results") == 1
+    assert {path.name for path in (tmp_path / "results").rglob("*.*")} == {*KEPT}
+    tables = [report.write([tmp_path / name], tmp_path / f"of {name}", ["md"])[0] for name in ("runs", "results")]
+    first, second = (path.read_text().split("### Cost")[0].strip() for path in tables)
+    assert first == second and "bits per character" in first
 
-    slow = [epoch(1, 5, 4.0), epoch(2, 5, 2.0), epoch(3, 7, 9.0), epoch(4, 7, 6.0)]  # grown in the third epoch
-    quick = [epoch(1, 5, 1.0), epoch(2, 5, 3.0)]
-    for name, epochs in (("slow", slow), ("quick", quick)):
+
+def test_undisturbed_times_are_those_of_the_fastest_seconds_in_the_same_network(tmp_path: Path) -> None:
+    def epoch(number: int, flops: int, seconds: float, step: float | None) -> dict[str, Any]:
+        same = {"widths": {"blocks": 1}, "train_seconds": seconds, "fastest_seconds": step}
+        return {"epoch": number, "step": 10 * number, "flops": flops, **same}
+
+    # It has grown at the end of the third epoch.
+    slow = [epoch(1, 5, 4.0, 0.4), epoch(2, 5, 2.0, 0.2), epoch(3, 7, 9.0, 0.3), epoch(4, 7, 6.0, 0.6)]
+    quick = [epoch(1, 5, 1.0, 0.05), epoch(2, 5, 3.0, 0.1)]
+    earlier = [epoch(1, 9, 2.0, None)]
+    for name, epochs in (("slow", slow), ("quick", quick), ("earlier", earlier)):
         (tmp_path / name).mkdir()
         settings = {"preset": "gpt-stdlib", "strategy": "static", "seed": 1, "shape": name}
         (tmp_path / name / "settings.json").write_text(json.dumps(settings))
         (tmp_path / name / "epochs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in epochs))
     found = {path.name: seconds for path, seconds in undisturbed_seconds(read([tmp_path]).runs).items()}
-    assert found == {"slow": pytest.approx(1 + 1 + 9 + 6), "quick": pytest.approx(2.0)}
+    assert found == pytest.approx({"slow": 0.5 + 0.5 + 3 + 6, "quick": 1.0, "earlier": 2.0})
 
 
 # --- depth --------------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_a_shape_of_equal_sizes_is_trained_like_the_network_of_that_size(tmp_pat
 
 
 def test_settings_without_a_shape_are_recorded_as_before_there_were_shapes() -> None:
-    assert not {"shape", "shape_of"} & tiny().record().keys()
+    assert not {"shape", "shape_of", "max_parameters", "max_flops"} & tiny().record().keys()
     shaped = tiny(strategy="static", shape="8-4", shape_of="north-random")
     assert settings_from(shaped.record()) == shaped
 
@@ -136,6 +136,9 @@ def test_settings_without_a_shape_are_recorded_as_before_there_were_shapes() -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"strategy": "small", "max_flops": 1000}, "--max-flops has no effect on small"),
+        ({"max_flops": 600}, "max_flops=600, but a forward pass of one sample already takes 624 operations"),
+        ({"max_parameters": 300}, "max_parameters=300, but the model already has 330 parameters"),
         ({"strategy": "nroth-select"}, "Did you mean 'north-select'"),
         ({"strategy": "gradmax", "gamma": 0.9}, "--gamma has no effect on gradmax"),
         ({"strategy": "small", "metric": "orthogonality"}, "--metric has no effect on small"),
@@ -172,6 +175,15 @@ def test_bad_settings_are_named_and_nothing_is_written(changes: dict[str, Any], 
     with pytest.raises(UsageError, match=message):
         run(tiny(**changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "limit"), [("max_flops", 2000), ("max_parameters", 1000)])
+def test_growth_stays_within_the_limits_of_the_settings(name: str, limit: int, tmp_path: Path) -> None:
+    settings = tiny(strategy="north-random", **{name: limit})
+    result = run(settings, tmp_path / "run")
+    used = {"max_flops": result.flops, "max_parameters": result.parameters}[name]
+    assert used is not None and 0.9 * limit < used <= limit
+    assert settings_from(settings.record()) == settings and f"{name.replace('_', '-')}-{limit}" in settings.label
 
 
 def test_settings_reach_trigger_and_initialization() -> None:

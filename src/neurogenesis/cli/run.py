@@ -73,8 +73,10 @@ def _run(settings: Settings, options: RunOptions) -> int:
     result = run(settings, out, root=options.data, device=options.device, threads=options.threads, displays=displays)
     if not options.quiet:
         split = "validation" if settings.holdout else "test"
+        bits = result.bits_per_character
         echo(
             f"{'already finished: ' if finished else ''}{split} accuracy {result.accuracy:.2%}, "
+            f"{'' if bits is None else f'{bits:.3f} bits per character, '}"
             f"widths {format_sizes(result.widths)}, "
             f"{result.parameters} parameters, {result.train_seconds:.1f} s of training; {out}"
         )

@@ -116,6 +116,9 @@ def build_strategy(settings: Settings, steps: int) -> ng.Strategy:
         raise _no_effect(NAMES.every, settings)
     if NAMES.buffer in changed and "activations" not in strategy.needs:
         raise _no_effect(NAMES.buffer, settings)
+    for name in (NAMES.max_parameters, NAMES.max_flops):
+        if name in changed and same_widths:
+            raise _no_effect(name, settings)
     for name in (NAMES.at, NAMES.hops):
         if name in changed and settings.strategy not in DEEPENING:
             raise _no_effect(name, settings)
@@ -151,7 +154,7 @@ def _changed(settings: Settings) -> set[str]:
 
 def _no_effect(name: str, settings: Settings) -> UsageError:
     schedule = f" ({settings.schedule})" if settings.schedule != "dynamic" else ""
-    return UsageError(f"--{name} has no effect on {settings.strategy}{schedule}: remove it")
+    return UsageError(f"--{name.replace('_', '-')} has no effect on {settings.strategy}{schedule}: remove it")
 
 
 def derived_seed(seed: int, purpose: str) -> int:

@@ -219,7 +219,8 @@ DEFAULTS: dict[str, Any] = {
 """The default of every setting, for records of unknown presets."""
 GROWTH_SETTINGS: tuple[str, ...] = (
     NAMES.schedule, NAMES.gamma, NAMES.metric, NAMES.scale, NAMES.least, NAMES.every, NAMES.ages, NAMES.margin,
-    NAMES.prune, NAMES.buffer, NAMES.at, NAMES.hops,
+    NAMES.prune, NAMES.buffer, NAMES.at, NAMES.hops, NAMES.max_parameters,
+    NAMES.max_flops,
 )  # fmt: skip
 """Settings that have no effect on static networks."""
 

@@ -24,6 +24,7 @@ and from JSON. Fields with a default may be missing or null in files of other ve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,6 +109,8 @@ class Epoch:
     trigger_seconds: float = 0.0
     initialization_seconds: float = 0.0
     test_seconds: float = 0.0
+    fastest_seconds: float | None = None
+    """The seconds of the fastest step, which other work on the machine has disturbed least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +184,7 @@ class Totals:
     seconds: float = 0.0
     trigger_seconds: float = 0.0
     initialization_seconds: float = 0.0
+    fastest_seconds: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

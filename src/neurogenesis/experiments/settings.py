@@ -30,6 +30,7 @@ Schedule = Literal["dynamic", "linear", "batched"]
 Metric = Literal["effective_dimension", "orthogonality"]
 Decay = Literal["none", "cosine", "final"]
 _STRATEGY, _OF_SHAPES = "strategy", ("shape", "shape_of")
+_OPTIONAL = (*_OF_SHAPES, "max_parameters", "max_flops")
 
 
 def _is_shape(text: str) -> bool:
@@ -107,6 +108,10 @@ class Settings:
     """Size at the end of fixed schedules, and of the medium static network."""
     maximum: float = 2.0
     """Maximum size of the network, and size of the big static one."""
+    max_parameters: int | None = None
+    """Maximum number of parameters of a network that grows."""
+    max_flops: int | None = None
+    """Maximum number of floating-point operations of its forward pass, for one sample."""
     shape: str | None = None
     """Sizes of a static network: one for all layers, or the number of neurons of each layer, such as 183-275."""
     shape_of: str | None = None
@@ -175,9 +180,9 @@ class Settings:
         return type(self)().epochs
 
     def record(self) -> dict[str, Any]:
-        """The content of settings.json: the preset's name and all settings; those of a shape only if it has one."""
+        """The content of settings.json: the preset's name and all settings; those of shapes and limits only if set."""
         settings = {PRESET: self.name, **asdict(self)}
-        return {name: value for name, value in settings.items() if value is not None or name not in _OF_SHAPES}
+        return {name: value for name, value in settings.items() if value is not None or name not in _OPTIONAL}
 
     @property
     def label(self) -> str:

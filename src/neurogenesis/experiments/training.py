@@ -142,6 +142,8 @@ def _grower(
             build_strategy(settings, steps),
             example=inputs[:2].to(device),
             max_width=limit,
+            max_parameters=settings.max_parameters,
+            max_flops=settings.max_flops,
             exclude=["stream"] if language else [],
             every=settings.every,
             tie=TIES.get(getattr(settings, "network", ""), ()),
@@ -216,6 +218,7 @@ def _add(totals: Totals, step: Step, samples: int) -> None:
     totals.seconds += step.seconds
     totals.trigger_seconds += step.trigger_seconds
     totals.initialization_seconds += step.initialization_seconds
+    totals.fastest_seconds = min(totals.fastest_seconds, step.seconds)
 
 
 def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
@@ -348,6 +351,7 @@ def _finish_epoch(training: Training, epoch: int, samples: int, test: tuple[Tens
         trigger_seconds=round(totals.trigger_seconds, 6),
         initialization_seconds=round(totals.initialization_seconds, 6),
         test_seconds=round(time.perf_counter() - started, 6),
+        fastest_seconds=totals.fastest_seconds,
     )
 
 

@@ -20,7 +20,7 @@ import pandas as pd
 from ..experiments.errors import UsageError
 from ..experiments.presets import GROWTH_SETTINGS, NAMES, PRESETS, settings_from
 from ..experiments.record import RecordedSettings
-from ..experiments.settings import SHAPED, SIZES
+from ..experiments.settings import DEEPENING, SHAPED, SIZES
 from ..experiments.shapes import SHAPES
 from .names import is_shape, is_static, phrase, shape_of, strategy_name, strategy_rank
 from .runs import Run, Study
@@ -100,10 +100,12 @@ def difference(positions: Sequence[float], accuracies: Sequence[float], curve: S
 
 
 def compares_with_static(runs: Iterable[RecordedSettings]) -> bool:
-    """Whether runs are grown networks and static ones of at least two sizes."""
+    """Whether runs are grown networks and static ones of at least two sizes; added blocks are compared by compute."""
     every = list(runs)
     sizes = {settings.shape for settings in every if _uniform(settings)}
-    return len(sizes) > 1 and not all(is_static(strategy_name(settings)) for settings in every)
+    return len(sizes) > 1 and not all(
+        is_static(strategy_name(settings)) or settings.strategy in DEEPENING for settings in every
+    )
 
 
 def _uniform(settings: RecordedSettings) -> bool:

@@ -38,8 +38,8 @@ def compute(section: Section, palette: Palette) -> Figure | None:
         f"{section.name}-loss-against-compute",
         "Loss against compute",
         "Bits per character of the test part against the floating-point operations of the training, three times those "
-        "of the forward passes, and against its seconds, at the speed of the fastest epoch of all runs in which the "
-        "network had the same size. Large marks are means over seeds, with the number of blocks beside them; lines "
+        "of the forward passes, and against its seconds, if every step had been as fast as the fastest one in a "
+        "network of the same size. Large marks are means over seeds, with the number of blocks beside them; lines "
         "join static networks of the same depth, and the dotted one the best of them.",
         missing_note(section.configurations),
         alt.concat(*drawing.charts, columns=2).resolve_scale(y="shared"),
