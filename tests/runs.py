@@ -33,7 +33,8 @@ def tiny(preset: str = "digits", **changes: Any) -> Settings:
     looks = settings.strategy in ("north-select", "north-pre", "north-opt") or (
         settings.strategy in ("north-random", "north-integrated") and dynamic
     )
-    return PRESETS[preset](**({"every": 1} if dynamic else {}) | ({"buffer": 256} if looks else {}) | chosen)
+    every = {"every": 3 if settings.strategy == "north-opt" else 1}  # whose looks take longest
+    return PRESETS[preset](**(every if dynamic else {}) | ({"buffer": 256} if looks else {}) | chosen)
 
 
 def by_name(*runs: Settings) -> dict[str, Settings]:
