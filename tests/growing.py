@@ -6,11 +6,13 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import neurogenesis as ng
 from neurogenesis.structure.examples import call_model, tensors_in
+from neurogenesis.surgery import operations
 
 
 def mlp(*sizes: int, activation: Callable[[], nn.Module] = ng.nn.ReLU) -> nn.Sequential:
@@ -50,3 +52,16 @@ def always(count: int) -> Callable[[ng.Layer], int]:
         return count
 
     return trigger
+
+
+def failing_edits(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Let the edit of so many tensors go well, and no more: as when memory runs out."""
+    real, calls = operations.edited, iter(range(1000))
+
+    def fails(*args: Any) -> Tensor:
+        if next(calls) == at:
+            raise MemoryError
+        return real(*args)
+
+    monkeypatch.setattr(operations, "edited", fails)
+    monkeypatch.setattr("neurogenesis.surgery.optimizer_state.edited", fails)

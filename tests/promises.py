@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -82,6 +83,18 @@ def assert_outputs(model: nn.Module, example: Example, expected: dict[bool, list
     for training, outputs in expected.items():
         change = difference(outputs, outputs_of(model, example, training))
         assert change <= tolerance, f"outputs change by {change:.1e}, training={training}"
+
+
+def everything(model: nn.Module, *others: Any) -> dict[str, Any]:
+    """All that must not change when something is refused: a model, its gradients, the states of optimizers and such."""
+    states = [copy.deepcopy(other.state_dict()) for other in others]
+    gradients = [None if own.grad is None else own.grad.clone() for own in model.parameters()]
+    return {"tensors": snapshot(model), "attributes": attributes(model), "gradients": gradients, "others": states}
+
+
+def assert_same(before: Any, after: Any) -> None:
+    """Each number is the same to the last bit."""
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
 def amount(width: ng.Width, count: int = 3) -> int:

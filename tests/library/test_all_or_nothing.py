@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +13,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import neurogenesis as ng
 from neurogenesis import initializations
-from neurogenesis.surgery import operations
-from tests.growing import always, mlp, step
-from tests.promises import attributes, snapshot
+from tests.growing import always, failing_edits, mlp, step
+from tests.promises import assert_same, everything
 
 X = torch.randn(20, 10, generator=torch.Generator().manual_seed(1))
 
@@ -34,16 +32,6 @@ def two_rows() -> Tensor:
     change = torch.zeros(8, 10)
     change[[3, 7]] = 0.5
     return change
-
-
-def everything(model: nn.Module, *others: Any) -> dict[str, Any]:
-    states = [copy.deepcopy(other.state_dict()) for other in others]
-    gradients = [None if own.grad is None else own.grad.clone() for own in model.parameters()]
-    return {"tensors": snapshot(model), "attributes": attributes(model), "gradients": gradients, "others": states}
-
-
-def assert_same(before: Any, after: Any) -> None:
-    torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
 def test_changes_of_present_neurons_are_printed_with_the_plan() -> None:
@@ -109,19 +97,6 @@ def test_a_plan_with_changes_does_not_fit_a_model_that_has_grown_since() -> None
     with pytest.raises(ValueError, match=r"2\.weight has shape \(7, 9\), which its changes do not fit"):
         plan.apply(model)
     assert_same(before, everything(model))
-
-
-def failing_edits(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """Let the edit of so many tensors go well, and no more: as when memory runs out."""
-    real, calls = operations.edited, iter(range(1000))
-
-    def fails(*args: Any) -> Tensor:
-        if next(calls) == at:
-            raise MemoryError
-        return real(*args)
-
-    monkeypatch.setattr(operations, "edited", fails)
-    monkeypatch.setattr("neurogenesis.surgery.optimizer_state.edited", fails)
 
 
 @pytest.mark.filterwarnings("ignore")

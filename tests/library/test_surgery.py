@@ -14,10 +14,10 @@ from torch.optim import swa_utils
 import neurogenesis as ng
 from benchmarks.surgery import memory_of_growth
 from neurogenesis.structure.axes import named_tensors
-from neurogenesis.surgery import operations
 from tests import cases, oracles
 from tests.cases import randn
-from tests.promises import attributes, snapshot
+from tests.growing import failing_edits
+from tests.promises import assert_same, everything, snapshot
 
 X = randn(16, 6)
 
@@ -40,17 +40,6 @@ def step(model: nn.Module, optimizer: optim.Optimizer) -> None:
         return loss
 
     optimizer.step(closure)
-
-
-def everything(model: nn.Module, optimizer: optim.Optimizer | None = None) -> dict[str, Any]:
-    """All that must not change when something is refused."""
-    state = copy.deepcopy(optimizer.state_dict()) if optimizer else {}
-    gradients = {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    return {"tensors": snapshot(model), "attributes": attributes(model), "state": state, "grad": gradients}
-
-
-def assert_same(before: Any, after: Any) -> None:
-    torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
@@ -507,16 +496,7 @@ def test_a_failure_in_the_middle_undoes_everything(failing: int, monkeypatch: py
     """As when memory runs out: whichever of the edits fails, the model and the optimizer are as before."""
     model, optimizer = trained(OPTIMIZERS["Adam"])
     before, objects = everything(model, optimizer), named_tensors(model)
-    calls = iter(range(1000))
-    real = operations.edited
-
-    def fails(*args: Any) -> Tensor:
-        if next(calls) == failing:
-            raise MemoryError
-        return real(*args)
-
-    monkeypatch.setattr(operations, "edited", fails)
-    monkeypatch.setattr("neurogenesis.surgery.optimizer_state.edited", fails)
+    failing_edits(monkeypatch, failing)
     with pytest.raises(MemoryError):
         ng.grow(model, "0", 3, optimizer=optimizer)
     monkeypatch.undo()

@@ -149,10 +149,6 @@ class Result:
         """The size in the standard network, or the initial size where there is no standard network."""
         return (self.standard_widths or self.initial_widths)[width]
 
-    def relative_size(self, width: str) -> float:
-        """The final size relative to the reference."""
-        return self.widths[width] / self.reference_size(width)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
