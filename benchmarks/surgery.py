@@ -5,7 +5,9 @@
 * time to find the widths of a ResNet-50, in forward passes on a batch of two 224 x 224 images;
 * time to grow one width of VGG-11 by 8 channels with Adam's state, in training steps at batch size 128;
 * memory of that growth: its peak relative to the old and new copies of all resized tensors and their state,
-  and the memory in use afterwards relative to the new copy.
+  and the memory in use afterwards relative to the new copy;
+* for a Llama of 8 blocks, 256 wide, on 8 x 128 tokens: time to find its widths, in forward passes, and to grow its
+  whole stream and the heads of a block with Adam's state, in training steps.
 """
 
 from __future__ import annotations
@@ -68,6 +70,35 @@ def growing(name: str, rounds: int = 3) -> dict[str, float]:
     return {"seconds": growth, "step_seconds": stepping, "ratio": growth / stepping, **memory}
 
 
+def transformer(rounds: int = 3) -> dict[str, float]:
+    """Median ratios for a Llama: finding widths to a forward pass, growing the stream and heads to a training step."""
+    import transformers as hf
+
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4}
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=1000, num_hidden_layers=8, **sizes))
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(0, 1000, (8, 128))
+    example = {"input_ids": tokens, "labels": tokens}
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(**example)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(**example).loss.backward()
+        optimizer.step()
+
+    step()
+    finding = [seconds(lambda: ng.widths(model, example)) / seconds(forward) for _ in range(rounds)]
+    kinds = {width.kind: width for width in reversed(ng.widths(model, example).growable)}
+    growing = {
+        kind: [seconds(lambda: ng.grow(model, kinds[kind], 1, optimizer=optimizer)) / seconds(step) for _ in range(rounds)]
+        for kind in ("stream", "heads")
+    }
+    return {"widths": statistics.median(finding), **{kind: statistics.median(each) for kind, each in growing.items()}}
+
+
 def memory_of_growth(model: nn.Module, optimizer: torch.optim.Optimizer, name: str, count: int) -> dict[str, float]:
     """Peak and final memory of a growth, relative to the copies of all resized tensors and their state."""
     parameters = dict(model.named_parameters())
@@ -98,6 +129,7 @@ def main() -> None:
     results: dict[str, Any] = {"widths": finding_widths()}
     for name in GROWN:
         results[f"growth of {name}"] = growing(name)
+    results["transformer"] = transformer()
     if arguments.json:
         print(json.dumps(results, indent=2))
         return
@@ -109,6 +141,10 @@ def main() -> None:
         result = results[f"growth of {name}"]
         ratios = f"{result['ratio']:16.3f}  {result['peak_ratio']:29.3f}  {result['rest_ratio']:22.3f}"
         print(f"  {name:6} {ratios}")
+    print("a Llama of 8 blocks, 256 wide, on 8 x 128 tokens")
+    print(f"  finding widths  {results['transformer']['widths']:7.1f} forward passes   (limit: 15)")
+    print(f"  growing stream  {results['transformer']['stream']:7.3f} training steps   (limit: 2)")
+    print(f"  growing heads   {results['transformer']['heads']:7.3f} training steps   (limit: 1)")
 
 
 if __name__ == "__main__":

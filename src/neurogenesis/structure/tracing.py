@@ -96,6 +96,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
         self.work: Work | None = None  # of the run
         self.sources = Sources(self.axes_of, self.attributes)
+        self._present: dict[int, Label] = {}  # of the inputs of the running operation, which are looked up often
         self._constant_calls: Counter[nn.Module] = Counter()
         self._reached: set[nn.Module] = set()  # modules whose input has depended on the model's input
 
@@ -109,6 +110,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, tensor: Tensor) -> Label:
         """The label of a tensor; a tensor of unknown origin gets fixed axes."""
+        if id(tensor) in self._present:
+            return self._present[id(tensor)]
         if id(tensor) in self.own:
             self.used.add(self.names[id(tensor)])
             return self.own[id(tensor)]
@@ -169,6 +172,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 call.outputs = list(tensors_in(result))
                 constant_randomness(call.name, call.arguments.get("input"), call.outputs)
             return result
+        self._present = {}
+        self._present = {id(tensor): self.label(tensor) for tensor in call.tensors()}
         inputs = [term for tensor in call.tensors() for term in self.label(tensor).axes]
         self.operations.setdefault(self.frames[-1].key, []).append((call.where, inputs))
         self.by_values |= call.name in _BY_VALUES or _has_mask(call)
@@ -184,6 +189,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._label_outputs(call, rule_for(func), inputs)
             if self.work is not None and is_counted(name := call.name.removeprefix("aten.")):
                 self.work.factors += multiplications(name, call.arguments, call.outputs[0], call.axes)
+        self._present = {}
         return result
 
     def _count_hidden(self, operations: int) -> None:
