@@ -76,7 +76,9 @@ def fix_by_role(structure: Structure, parameters: Container[str]) -> None:
                 trained[atom] += structure.role(name, number)[0] == "consumer" and name in parameters
                 if (name, number) in structure.both_ways:
                     tied.setdefault(atom, name)
-            if structure.role(name, number)[0] == "producer" and (name, number) in structure.normed_across:
+            place = name, number
+            changed = structure.role(*place)[0] == "producer" or structure.behind_norm.get(place, False)
+            if changed and place in structure.normed_across:
                 fix(term, Reason(f"normalized across by the weight norm of {layer_of(name)}", Kind.NORMALIZED))
             for atom in _repeated_factors(term):
                 fix(atom, Reason(f"multiplied by itself in the shape of {name}"))

@@ -45,6 +45,7 @@ class Kind(Enum):
     DIFFERS = 1, "let the buffer hold the same value for all neurons, or compute it in forward()"
     SHARED_MEMORY = 1, "give each parameter its own memory before the optimizer is created"
     PLAIN_TENSOR = 1, "register the tensor with register_buffer, or make it a Parameter"
+    PACKED = 0, "grow first and quantize then, or leave this layer as it was"
     ADAPTER = 0, "use plain LoRA or DoRA with the default init_lora_weights, whose ranks can grow"
     ONLY_BUFFERS = 1, "consume it with a trained layer"
     # These concern one factor of a size rather than the whole width, or are consequences of another reason.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .calls import ModuleCall, OperationCall
@@ -77,6 +77,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for name, tensor in tensors.items()
         }
         self.names = {id(tensor): name for name, tensor in tensors.items()}
+        self.inside = {id(part): name for name, tensor in tensors.items() for part in _parts(tensor)}
         self.used: set[str] = set()
         self.called: set[nn.Module] = {model}
         self.by_values = False  # whether the code reads the values of tensors, on which it may branch
@@ -116,10 +117,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.used.add(self.names[id(tensor)])
             return self.own[id(tensor)]
         if tensor not in self.labels:
-            reason = Reason("shared with a plain tensor that is neither a parameter nor a buffer", Kind.PLAIN_TENSOR)
+            reason = self._why_fixed(tensor)
             self.labels[tensor] = Label([Atom(length, fixed=[reason]) for length in tensor.shape], True)
         found: Label = self.labels[tensor]
         return found
+
+    def _why_fixed(self, tensor: Tensor) -> Reason:
+        """Why a tensor of unknown origin has fixed axes."""
+        name = self.inside.get(id(tensor))
+        if name is None:
+            return Reason("shared with a plain tensor that is neither a parameter nor a buffer", Kind.PLAIN_TENSOR)
+        return Reason(f"shared with {name}, which is stored as {type(self.tensors[name]).__name__}", Kind.PACKED)
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of all modules."""
@@ -251,6 +259,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for norm in self.norms:
             if norm.obstacle is not None:
                 fix(norm.term, norm.obstacle)
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors inside a parameter that is made of others, such as quantized values and their scales."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        for name in names:
+            part = getattr(tensor, name)
+            yield part
+            yield from _parts(part)
 
 
 def _apply_rule(rule: Callable[..., list[Axes]], call: OperationCall, *own: nn.Module) -> list[Axes]:
