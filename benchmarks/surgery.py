@@ -92,13 +92,12 @@ def transformer(rounds: int = 3) -> dict[str, float]:
     step()
     finding = [seconds(lambda: ng.widths(model, example)) / seconds(forward) for _ in range(rounds)]
     kinds = {width.kind: width for width in reversed(ng.widths(model, example).growable)}
-    growing = {
-        kind: [
-            seconds(lambda: ng.grow(model, kinds[kind], 1, optimizer=optimizer)) / seconds(step) for _ in range(rounds)
-        ]
-        for kind in ("stream", "heads")
-    }
-    return {"widths": statistics.median(finding), **{kind: statistics.median(each) for kind, each in growing.items()}}
+
+    def growth(kind: str) -> float:
+        return seconds(lambda: ng.grow(model, kinds[kind], 1, optimizer=optimizer)) / seconds(step)
+
+    growing = {kind: statistics.median(growth(kind) for _ in range(rounds)) for kind in ("stream", "heads")}
+    return {"widths": statistics.median(finding), **growing}
 
 
 def memory_of_growth(model: nn.Module, optimizer: torch.optim.Optimizer, name: str, count: int) -> dict[str, float]:

@@ -111,11 +111,7 @@ class SavedSizes:
                 for path, name, value in self.attributes
                 if f"{path}.".startswith(prefix)
             ],
-            [
-                (name[len(prefix) :], axis, length)
-                for name, axis, length in self.interfaces
-                if name.startswith(prefix)
-            ],
+            [(name[len(prefix) :], axis, length) for name, axis, length in self.interfaces if name.startswith(prefix)],
         )
 
     def below(self, path: str) -> SavedSizes:

@@ -264,7 +264,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
     """The tensors inside a parameter that is made of others, such as quantized values and their scales."""
     if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        names, _ = tensor.__tensor_flatten__()
         for name in names:
             part = getattr(tensor, name)
             yield part
