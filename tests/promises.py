@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import neurogenesis as ng
 from neurogenesis.structure.axes import named_tensors
 from neurogenesis.structure.examples import Example, call_model, tensors_in
+from neurogenesis.structure.outputs import returned
+from tests.double import double_throughout
 
 
 def unsettle(model: nn.Module, seed: int = 0) -> None:
@@ -47,9 +49,9 @@ def outputs_of(model: nn.Module, example: Example, training: bool) -> list[Tenso
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     was_training = model.training
     model.train(training)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), double_throughout(model):
         torch.manual_seed(0)
-        outputs = [t for t in tensors_in(call_model(model, example)) if t.is_floating_point()]
+        outputs = [t for t in returned(model, call_model(model, example)) if t.is_floating_point()]
         for name, buffer in model.named_buffers():
             buffer.copy_(before[name])
     model.train(was_training)

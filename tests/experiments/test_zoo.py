@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.zoo import FAMILIES, examine
+from benchmarks.zoo import examine
+from benchmarks.zoo_models import FAMILIES
 
 SLICE = {
     "torchvision": [
         "googlenet", "mnasnet0_5", "mobilenet_v3_small", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1",
         "swin_t", "vit_b_32",
     ],
-    "timm": ["ghostnet_100", "levit_128s", "resnet10t", "test_vit"],
-    "huggingface": ["bert", "distilbert", "gpt2", "llama", "vit"],
+    "timm": [
+        "beit_base_patch16_224", "cait_xxs24_224", "convnextv2_atto", "ghostnet_100", "levit_128s", "resnet10t",
+        "swin_tiny_patch4_window7_224", "vit_tiny_patch16_224",
+    ],
+    "huggingface": ["bert", "distilbert", "gemma", "gpt2", "gpt_neox", "llama", "t5", "vit", "whisper"],
 }  # fmt: skip
 
 
@@ -30,4 +34,11 @@ SLOW = {"ghostnet_100", "googlenet", "mnasnet0_5", "vit_b_32"}
 def test_public_models_keep_every_promise(family: str, name: str) -> None:
     result = examine(dict(FAMILIES[family]())[name])
     assert result["failure"] is None
-    assert result["growable"] > 1
+    assert result["growable"] == sum(result["grown"].values()) > 1
+    assert result["widths"] == result["growable"] + sum(result["fixed"].values())
+    if name in STREAMS:
+        assert result["grown"]["stream"] >= 1
+
+
+# Transformers whose heads grow, alone or with the stream that they split.
+STREAMS = {"beit_base_patch16_224", "cait_xxs24_224", "gemma", "gpt2", "gpt_neox", "llama", "t5", "vit", "whisper"}
