@@ -306,10 +306,10 @@ class Structure:
     def _fill(self, atom: Atom, name: str, axis: int) -> Fill:
         """How new positions of a tensor are filled: as usual, unless a norm runs across the width."""
         role, usual = self.role(name, axis)
-        if not self.compensations.is_stream(atom):
-            return usual
         if atom in self.compensations.copied_atoms:
             return ZERO if role == "consumer" else COPY
+        if not self.compensations.is_stream(atom):
+            return usual
         if given := self._given(atom, name, axis):
             return given[0].fill
         offset = atom in self.compensations.offset

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from .compensations import Compensation, Compensations, NewEntries
 from .examples import tensors_in
-from .fills import MEAN, ZERO, Fill
+from .fills import COPY, MEAN, ZERO, Fill
 from .labels import Attribute, Frame, Label, Norm, NormRecord, RoleRecord, rigid
 from .reasons import Kind, Reason
 from .rules import Axes, Counted, Role
-from .terms import Conflict, Term, fix, resolve, shares, unify
+from .terms import Conflict, Product, Term, fix, resolve, shares, size, unify
 
 
 class Trace(Protocol):
@@ -181,10 +181,13 @@ class OperationCall:
 
     def fill_new(self, label: Label, term: Term, fill: Fill) -> None:
         """Record how new entries of activations along an axis come about."""
-        if fill not in (ZERO, MEAN):
-            raise ValueError(f"new entries of activations can be ZERO or MEAN, not {fill}")
+        if fill not in (ZERO, MEAN, COPY):
+            raise ValueError(f"new entries of activations can be ZERO, MEAN or COPY, not {fill}")
         record = self._trace.compensations.entries
         record.append(NewEntries(term, fill, self.where))
+        if fill == COPY:
+            self._copy(term, "normalized across together with other axes")
+            return
         for maker in label.makers:
             if not shares(maker.term, term):
                 continue
@@ -192,6 +195,8 @@ class OperationCall:
                 self._copy(term, "normalized across after the output of another norm was added (post-norm)")
             elif fill == MEAN and not maker.linear:
                 self._copy(term, "normalized across after operations that do not map means to means")
+            elif fill == MEAN and isinstance(resolve(term), Product) and size(maker.term) < size(term):
+                self._copy(term, "normalized across together with other axes")
             elif maker.sources:
                 record.append(NewEntries(term, fill, self.where, maker))
 

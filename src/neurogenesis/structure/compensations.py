@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from .edits import Scale
-from .fills import Fill
+from .fills import COPY, Fill
 from .labels import AttributeValue, Maker
 from .reasons import Kind, Reason
 from .terms import Atom, Sizes, Sum, Term, fix, leaves, resolve, size
@@ -57,7 +57,7 @@ class Compensation:
 
 @dataclass(frozen=True)
 class NewEntries:
-    """What new entries of activations along an axis must be: zero, or the mean of the present ones.
+    """What new entries of activations along an axis must be: zero, the mean of the present ones, or copies of them.
 
     `maker` is one of those that add to them, which is given new entries of this kind; None for the axis itself.
     """
@@ -68,7 +68,8 @@ class NewEntries:
     maker: Maker | None = None
 
     def __str__(self) -> str:
-        kind = {"zero": "zero", "mean": "the mean of the present ones"}[self.fill.values]
+        kinds = {"zero": "zero", "mean": "the mean of the present ones", "copy": "copies of the present ones"}
+        kind = kinds[self.fill.values]
         return f"{kind} in {self.where}"
 
 
@@ -122,7 +123,8 @@ class Compensations:
 
     def _distinct(self) -> Iterator[Compensation]:
         """Every compensation once, even if it was recorded in several runs; copies need none."""
-        needed = [each for each in self.scaled if self.copied_atoms.keys().isdisjoint(leaves(each.term))]
+        copied = {atom for atom in self.copied_atoms if not atom.fixed}
+        needed = [each for each in self.scaled if copied.isdisjoint(leaves(each.term))]
         yield from {(str(each), resolve(each.term), each.power): each for each in needed}.values()
 
     def is_stream(self, atom: Atom) -> bool:
@@ -163,11 +165,12 @@ class Compensations:
                 self.copies.append((term, reason))
             for atom in leaves(term):
                 other = first.setdefault(atom, each)
-                if other.fill != each.fill:
+                if other.fill != each.fill and COPY not in (other.fill, each.fill):
                     self.copies.append((atom, Reason(f"new entries must be {other} and {each}", Kind.NORMALIZED)))
-        for each in self.entries:  # copies of one of several sizes would change the weights of all in a mean
+        across = [each.term for each in self.entries] + [term for term, _ in self.copies]
+        for term in across:  # copies of one of several sizes would change the weights of all in a mean
             free = {atom: reason for atom, reason in self.copied_atoms.items() if not atom.fixed}
-            parts = [set(leaves(part)) & free.keys() for part in _summed(each.term)]
+            parts = [set(leaves(part)) & free.keys() for part in _summed(term)]
             if any(part != parts[0] for part in parts):
                 for part in parts:
                     for atom in part:

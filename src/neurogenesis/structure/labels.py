@@ -32,6 +32,7 @@ class Norm:
         broken: whether its intermediate results are used for something else.
         shifted: whether a parameter has been added since.
         within: the norm that it is a part of, for a mean that is subtracted first.
+        averages: whether it takes means, which stay if all entries are copied.
         flat: an operation that its output has reached which maps zero to zero with a gradient of zero, such as relu.
     """
 
@@ -46,6 +47,7 @@ class Norm:
     broken: bool = False
     shifted: bool = False
     within: Norm | None = None
+    averages: bool = False
     flat: str | None = None
 
     @property

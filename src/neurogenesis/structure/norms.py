@@ -91,6 +91,7 @@ def _square(label: Label) -> Value:
 
 def _reduced(call: Call, name: str, first: Label, norm: Norm) -> Value | None:
     value = first.value
+    norm.averages = name == "mean" or (name in ("var", "std", "var_mean") and call.arguments.get("correction") == 0)
     if name == "mean":
         if value is not None and value.kind == "square":
             if value.mean is not None:

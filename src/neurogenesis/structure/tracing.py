@@ -254,10 +254,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.label(tensor).axes if tensor in self.labels else None
 
     def settle(self) -> None:
-        """Fix the axes of what looked like a norm and is none; complete the attributes."""
+        """Fix the axes of what looked like a norm and is none, unless copies keep means; complete the attributes."""
         self.sources.complete(self.modules)
         for norm in self.norms:
-            if norm.obstacle is not None:
+            if norm.obstacle is not None and norm.averages:
+                self.compensations.copies.append((norm.term, replace(norm.obstacle, kind=Kind.NORMALIZED)))
+            elif norm.obstacle is not None:
                 fix(norm.term, norm.obstacle)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..fills import MEAN, ONE, SHIFT, ZERO, Fill
+from ..fills import COPY, MEAN, ONE, SHIFT, ZERO, Fill
 from ..reasons import Kind
-from ..terms import Atom, concatenation, size
+from ..terms import Atom, Term, concatenation, size
 from .base import cut, dimensions, elementwise, family, fresh, rule, unmerge, with_fresh_rest
 from .call import Axes, Call
 
@@ -59,18 +59,21 @@ def _layer_norm(call: Call) -> list[Axes]:
 @rule("native_group_norm")
 def _group_norm(call: Call) -> list[Axes]:
     x, number = list(call.axes(call.arguments["input"])), call.arguments["group"]
-    groups, within = unmerge(call, x[1], size(x[1]) // number)
-    call.fix(within, "the channels of a group, which are normalized together,", Kind.GROUPS)
-    call.counts(groups, "groups")
+    groups: Term | None = None
     if number == 1:
-        call.fix(groups, "normalized across", Kind.NORMALIZED)
+        call.new_entries(call.arguments["input"], 1, COPY)
+    else:
+        groups, within = unmerge(call, x[1], size(x[1]) // number)
+        call.fix(within, "the channels of a group, which are normalized together,", Kind.GROUPS)
+        call.counts(groups, "groups")
     for name, fill in (("weight", ONE), ("bias", ZERO)):
         parameter = call.arguments[name]
         if parameter is not None:
             call.unify(x[1], call.axes(parameter)[0])
             call.role(parameter, 0, "carrier", fill)
             call.attribute(parameter, "num_channels", x[1])
-            call.attribute(parameter, "num_groups", groups)
+            if groups is not None:
+                call.attribute(parameter, "num_groups", groups)
     return with_fresh_rest(call, x)
 
 

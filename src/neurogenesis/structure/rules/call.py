@@ -91,10 +91,11 @@ class Call(Protocol):
         """
 
     def new_entries(self, tensor: Tensor, axis: int, fill: Fill) -> None:
-        """Record what new entries of activations along an axis must be: `ZERO`, or the `MEAN` of the present ones.
+        """Record what new entries of activations along an axis must be: `ZERO`, or `MEAN` or `COPY` of present ones.
 
         They are those that a norm across the axis, which the operation is, maps to zero. What adds to them gets zeros
-        or means as new entries, and what reads the outputs gets random columns.
+        or means as new entries, and what reads the outputs gets random columns. Copies of all entries leave means as
+        they are, and get zero columns.
         """
 
 
