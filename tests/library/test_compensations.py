@@ -354,5 +354,5 @@ def test_what_cannot_be_made_up_for_is_fixed_with_the_reason(change: Any, reason
 @pytest.mark.parametrize("rules", ["given"], indirect=True)
 def test_new_entries_other_than_zeros_and_means_are_an_error_of_the_rule() -> None:
     ng.rules.module(nn.RMSNorm)(lambda call, module: call.new_entries(call.tensors()[0], -1, ng.rules.ONE))
-    with pytest.raises(ng.rules.RuleError, match="can be ZERO or MEAN"):
+    with pytest.raises(ng.rules.RuleError, match="can be ZERO, MEAN or COPY"):
         ng.widths(nn.Sequential(nn.Linear(6, 8), nn.RMSNorm(8), nn.Linear(8, 3)), randn(4, 6))
