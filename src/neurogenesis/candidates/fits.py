@@ -39,7 +39,7 @@ class Products:
         return Products(centre, count, sums, squares)
 
     def after(self, new: Products, part: float) -> Products:
-        """A part of these and the new ones, about the same centre."""
+        """A fraction of these sums plus the new ones, about the same centre."""
         sums, squares = (torch.add(getattr(new, name), getattr(self, name), alpha=part) for name in ("sums", "squares"))
         return Products(self.centre, part * self.count + new.count, sums, squares)
 

@@ -36,7 +36,7 @@ class Pass(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """How many numbers it has: what it takes of memory."""
+        """How many numbers it consists of, as a measure of memory."""
         return self.H.numel() + self.h.numel() + self.D.numel()
 
     def rows(self, consumer: nn.Module) -> int:
@@ -70,7 +70,7 @@ class Waiting(NamedTuple):
     def after(
         self, passes: Sequence[Sequence[Pass]], rows: Sequence[int], items: Sequence[int], numbers: int
     ) -> Waiting:
-        """With the passes of another step; consumers without rows are left out."""
+        """These passes and those of another step, except for consumers without rows."""
         return Waiting(
             tuple((*old, tuple(own)) if n else old for old, own, n in zip(self.passes, passes, rows, strict=True)),
             tuple(old + n for old, n in zip(self.rows, rows, strict=True)),
@@ -80,7 +80,7 @@ class Waiting(NamedTuple):
         )
 
     def with_copies(self, before: Waiting) -> Waiting:
-        """With copies of the passes that have come since `before`."""
+        """These passes, with copies of those that have come since `before`."""
         new = [(len(old), own) for old, own in zip(before.passes, self.passes, strict=True)]
         return self._replace(
             passes=tuple((*own[:n], *(tuple(each.copied() for each in step) for step in own[n:])) for n, own in new)

@@ -166,7 +166,7 @@ class Window:
         return replace(self, waiting=Waiting.none(len(self.records)))
 
     def with_copies(self, before: Window) -> Window:
-        """With copies of the passes that wait since `before`, as what is recorded may be overwritten."""
+        """The window with copies of the passes that wait since `before`, as recorded tensors may be overwritten."""
         same = self.waiting is before.waiting
         return self if same else replace(self, waiting=self.waiting.with_copies(before.waiting))
 

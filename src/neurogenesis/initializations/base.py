@@ -68,11 +68,11 @@ class Initialization:
             )
 
     def needs_loss(self, layer: Layer) -> bool:
-        """Return whether it evaluates the loss again, which requires `Grower.step(closure)`."""
+        """Whether it evaluates the loss again, which requires `Grower.step(closure)`."""
         return False
 
     def __repr__(self) -> str:
-        """Identifies it in saved states: the same in every process."""
+        """A text that identifies the initialization in saved states, the same in every process."""
         return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:

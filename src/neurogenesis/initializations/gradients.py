@@ -232,7 +232,7 @@ class NeST(Initialization):
     needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients"})
 
     def needs_loss(self, layer: Layer) -> bool:
-        """Return whether it evaluates the loss again, as it does for convolutions."""
+        """Whether it evaluates the loss again, as it does for convolutions."""
         return layer.bridge is not None and bool(layer.bridge.producer)
 
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:

@@ -21,7 +21,7 @@ from .replay import NOT_IN_GRAPHS, Hook, is_export
 
 
 class Observer(Protocol):
-    """Is told of compiled training passes."""
+    """An object that is told of compiled training passes."""
 
     def note(self, inputs: Sequence[Tensor]) -> None: ...
 

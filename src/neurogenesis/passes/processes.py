@@ -159,11 +159,11 @@ class Processes:
         return self.group is None or _key(own) in self._described
 
     def take_over(self, rank: int | None) -> bool:
-        """Whether this process goes on with what the one of that number has saved; a single one does in any case."""
+        """Whether this process continues what the process of that number has saved; a single one always does."""
         return self.group is None or rank in (None, self.rank)
 
     def at_once(self, items: Sequence[Item]) -> list[Sequence[Item]]:
-        """Parts of some work: one for several processes, since an exchange serves all; else small, to save memory."""
+        """Parts of some work: a single part for several processes, as one exchange serves all; else one per item."""
         if self.group is None:
             return [[item] for item in items]
         return [items] if items else []

@@ -192,7 +192,7 @@ def _region(width: Width, axes: Sequence[Axis], entered: Container[str]) -> str 
 
 
 def _is_weight(model: nn.Module, axis: Axis, recurrent: bool) -> bool:
-    """Return whether a tensor is the weight of a module, or the direction of a weight under weight norm.
+    """Whether a tensor is the weight of a module, or the direction of a weight under weight norm.
 
     Those of the gates of recurrent layers count as such if `recurrent`.
     """
@@ -226,7 +226,7 @@ def _is_added(
     others: Sequence[Axis],
     call: ModelCall,
 ) -> bool:
-    """Return whether other producers are added to the first one; gates are multiplied instead."""
+    """Whether other producers are added to the first one; gates are multiplied instead."""
     seen: list[Tensor] = []
     consumer = modules[route.consumer.module]
     silence = [Watch(modules[other.module], "output", torch.zeros_like) for other in others]
