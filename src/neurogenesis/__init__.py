@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .depth.plan import DepthPlan
     from .depth.stacks import Stack, Stacks
     from .growing.by_hand import grow, plan_growth
+    from .growing.deepening import Deepening
     from .growing.grower import Grower
     from .growing.narrowing import narrow
     from .growing.pruning import prune
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Decision",
+    "Deepening",
     "DepthPlan",
     "Event",
     "Grower",
@@ -86,6 +88,7 @@ _HOMES = {
     "depth.finding": ["stacks"],
     "depth.plan": ["DepthPlan"],
     "depth.stacks": ["Stack", "Stacks"],
+    "growing.deepening": ["Deepening"],
     "growing.by_hand": ["grow", "plan_growth"],
     "growing.grower": ["Grower"],
     "growing.narrowing": ["narrow"],

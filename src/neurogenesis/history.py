@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class Event:
     """The growth of a width at a gradient step: its sizes before and after, and the metric and threshold behind it.
 
-    If `after` is smaller than `before`, dead neurons were dropped.
+    If `after` is smaller than `before`, dead neurons were dropped. If blocks were added, `width` is the name of their
+    stack as it was then, and the sizes are its numbers of blocks.
     """
 
     step: int
@@ -21,8 +22,11 @@ class Event:
     metric: float | None
     threshold: float | None
     seconds: float  # time of initialization and surgery
+    what: Literal["neurons", "blocks"] = "neurons"
 
     def __str__(self) -> str:
+        if self.what == "blocks":
+            return f"step {self.step}: blocks of {self.width} {self.before} -> {self.after}"
         why = "" if self.metric is None else f" ({self.metric:.4g} against {self.threshold:.4g})"
         return f"step {self.step}: {self.width} {self.before} -> {self.after}{why}"
 
@@ -76,6 +80,11 @@ class History:
     def latest(self) -> dict[str, Observation]:
         """Latest observation of each width."""
         return dict(self._last)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Follow widths that have got other names, so that their next observations are compared with their last."""
+        moved = {names.get(name, name): replace(seen, width=names.get(name, name)) for name, seen in self._last.items()}
+        self._last = moved
 
     def state_dict(self) -> dict[str, Any]:
         return {

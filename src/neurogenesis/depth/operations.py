@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adagrad, Optimizer
 
+from ..structure.origins import Origins, origins_of, set_origins
 from ..structure.updates import outdate, restore_dated
 from .counters import set_item
+from .runs import Run
 from .stacks import Stacks, last_stacks
 
 
@@ -115,6 +118,51 @@ class Outdate:
 
     def commit(self) -> None:
         pass
+
+
+class NoteOrigins:
+    """Note which blocks are copies of which, in a stack and in the stacks inside its blocks.
+
+    Args:
+        model: the model.
+        run: the blocks before.
+        sources: for each block afterwards, the number of the one before that it is or copies.
+    """
+
+    def __init__(self, model: nn.Module, run: Run, sources: Sequence[int]):
+        self.model, self.before = model, origins_of(model)
+        after = run.resized(len(sources))
+        found: list[Origins] = []
+        for each in self.before:
+            number, path = _block_of(run, each.parent)
+            if (each.parent, each.first) != (run.parent, run.blocks[0]) and number is None:
+                found.append(each)
+            for new, source in enumerate(sources):
+                if number is not None and source == number[0]:
+                    moved = after.paths(new)[number[1]] + each.parent[len(path) :]
+                    found.append(replace(each, parent=moved))
+        own = next((e for e in self.before if (e.parent, e.first) == (run.parent, run.blocks[0])), None)
+        known = Origins(run.parent, run.blocks[0], len(run), tuple(range(len(run)))) if own is None else own
+        found.append(replace(known, blocks=tuple(known.blocks[source] for source in sources)))
+        self.after = found
+
+    def apply(self) -> None:
+        set_origins(self.model, self.after)
+
+    def revert(self) -> None:
+        set_origins(self.model, self.before)
+
+    def commit(self) -> None:
+        pass
+
+
+def _block_of(run: Run, path: str) -> tuple[tuple[int, int] | None, str]:
+    """The number of the block, and of the module in it, that a path is in; and the path of that module."""
+    for number in range(len(run)):
+        for child, own in enumerate(run.paths(number)):
+            if f"{path}.".startswith(f"{own}."):
+                return (number, child), own
+    return None, ""
 
 
 def group_operations(

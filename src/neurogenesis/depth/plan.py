@@ -18,7 +18,7 @@ from ..surgery.optimizer_state import Optimizers, check_optimizers
 from ..surgery.plan import Surgery
 from .cloning import cloned
 from .counters import Counter
-from .operations import Outdate, SetChildren, SetItem, group_operations
+from .operations import NoteOrigins, Outdate, SetChildren, SetItem, group_operations
 from .runs import Run, joined, reordered
 
 
@@ -163,7 +163,8 @@ class DepthPlan:
         for counter in self.counters:
             value = counter.get(model)
             result.append(SetItem(counter.owner(model), counter.steps[-1], value, self._counted(value)))
-        return [*result, Outdate(model, self.stack)]
+        sources = [block.source for block in self.order]
+        return [*result, NoteOrigins(model, self.run, sources), Outdate(model, self.stack)]
 
     def _counted(self, value: int | list[object]) -> int | list[object]:
         if isinstance(value, list):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..defaults import MAX_INTERVAL, STRATEGY
+from ..depth.loading import match_depth
 from ..history import Event, History
 from ..layer import Layer
 from ..notices import Notices
@@ -21,6 +22,7 @@ from ..strategies import Strategy
 from ..structure.axes import Structure
 from ..structure.examples import Examples, examples_in
 from ..structure.modes import ordinary_tensors
+from ..structure.origins import Origins, origins_of
 from ..structure.saved_sizes import SavedSizes
 from ..structure.widths import Widths
 from ..surgery.attached import attach, leave
@@ -28,7 +30,8 @@ from ..surgery.checks import check_average
 from ..surgery.optimizer_state import Optimizers
 from ..surgery.resizing import resize_to_saved
 from .accumulation import accumulating
-from .choosing import as_call, has_convolutions
+from .choosing import as_call, as_example, has_convolutions
+from .deepening import Deepener, Deepening, moved_names
 from .looking import Looks
 from .mismatch import MismatchNote, explain_failure
 from .overview import overview
@@ -68,6 +71,7 @@ class Grower:
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
         ema: an averaged copy of the model, which grows too.
         prune: whether neurons that have died are dropped; see `neurogenesis.growing.dying`.
+        depth: when blocks are added to a stack, and to how many; see `neurogenesis.Deepening`. None are by default.
         frozen: whether widths grow that have frozen parameters (``requires_grad`` is False). By default frozen parts
             stay as they are, and their widths are watched as soon as they are unfrozen.
         training_samples: the number of samples in the training set, by which 'need' knows how much can be learned from
@@ -118,6 +122,7 @@ class Grower:
         tie: Sequence[str | Sequence[str]] = (),
         ema: nn.Module | None = None,
         prune: bool = False,
+        depth: Deepening | None = None,
         frozen: bool = False,
         training_samples: int | None = None,
         every: int | None = None,
@@ -153,6 +158,9 @@ class Grower:
         self._growth = Growth(
             self._watching, self._schedule, self._looks, self.generator, self.buffer, self.history, self.samples
         )
+        self._deepener = None if depth is None else Deepener(
+            self._trained, self.settings, depth, self.generator, self._notices
+        )  # fmt: skip
         self._attached = True
         self._busy_from: float = 0  # the first step after which there is something to do
         self._mismatch_note = MismatchNote(self.model, lambda: self._watching.widths)
@@ -234,13 +242,17 @@ class Grower:
         names = {} if watched is None else watched.left_out
         left_out = {} if watched is None else {name: (watched.widths[name].size, why) for name, why in names.items()}
         waiting, compute = self._schedule.waiting(self.steps), (self.flops, self.training_flops)
-        return overview(self.strategy, layers, self.history, waiting, self._looks.missing, left_out, *compute)
+        deeper = None if self._deepener is None else self._deepener.row(self.steps)
+        return overview(self.strategy, layers, self.history, waiting, self._looks.missing, left_out, *compute, deeper)
 
     def _begin(self, calls: Sequence[ModelCall]) -> None:
         """Find the widths in calls of the model, unless they are known, and watch those that can grow."""
         if self._watching.watched is not None:
             return
-        self._watch(self._watching.find(calls))
+        known = self._watching.find(calls)
+        if self._deepener is not None:
+            self._deepener.begin([as_example(self.model, call) for call in calls])
+        self._watch(known)
         if "activations" in self.strategy.trigger.needs and self.layers:
             self._looks.untrained = self._watching.untrained()
 
@@ -303,7 +315,8 @@ class Grower:
         self._passes.run_eagerly(bool(names) or grown or unknown)
         # Before the next look, its passes are prepared.
         busy = grown or unknown or self._watching.may_change
-        self._busy_from = 0 if busy else self._schedule.next_look(growable) - 1
+        deeper = float("inf") if self._deepener is None else self._deepener.next_step(self.steps)
+        self._busy_from = 0 if busy else min(self._schedule.next_look(growable), deeper) - 1
 
     # --- steps -------------------------------------------------------------------------------------------
 
@@ -346,6 +359,7 @@ class Grower:
             self._recorder.compute.settle(self._structure)
             if not self._watch_called():  # what was recorded at this step lacks the layers
                 events = self._look(closure)
+            events += self._deepen()
         if (more := self._watching.more_widths()) is not None:
             self._watch(more)
         self._recorder.clear()
@@ -366,13 +380,35 @@ class Grower:
         grown = self._looks.look(self.steps, due, closure) if due else []
         return grown + self._looks.drop_dead(self.steps)
 
+    def _deepen(self) -> list[Event]:
+        """Add blocks if it is time, and watch the widths in them."""
+        if self._deepener is None or self._deepener.next_step(self.steps - 1) != self.steps:
+            return []
+        before = {module: path for path, module in self.model.named_modules()}
+        events = self._deepener.deepen(self.steps)
+        if events:
+            self._follow_depth(before)
+            self.history.events += events
+        return events
+
+    def _follow_depth(self, before: Mapping[nn.Module, str]) -> None:
+        """Watch the widths of a model whose modules had other paths before."""
+        names = moved_names(before, self.model, [*(layer.name for layer in self.layers), *self.history.latest])
+        self.history.rename(names)
+        self._schedule.rename(names)
+        self._recorder.clear()
+        self._watch(self._watching.find_again(names))
+
     # --- saving and loading ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """State needed to resume growth: sizes, baselines, buffered inputs, the random state and the history."""
         self._watch_called()
+        depth = None if self._deepener is None else self._deepener.state()
+        stacks = [each.state() for each in origins_of(self.model)]
         numbers = {"steps": self.steps, "training_flops": self.training_flops}
-        return {"strategy": repr(self.strategy), **numbers, **self._growth.state()}
+        own = {"strategy": repr(self.strategy), **numbers, "depth": depth, "stacks": stacks}
+        return {**own, **self._growth.state()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -381,12 +417,16 @@ class Grower:
         The model is grown or shrunk to the saved sizes, unless these are not in the state, as they were saved with the
         model. Load the states of model and optimizer afterwards.
         """
-        self.check_state(state)
+        with self._trained.surgery() as surgery:
+            match_depth(surgery, (), [Origins.from_state(each) for each in state.get("stacks", ())])
+            self.check_state(state)
         if state["example"] is None and self._watching.watched is not None:
             self._start_again()
         with self._trained.surgery() as surgery:
             resize_to_saved(surgery, {}, SavedSizes(state.get("sizes", {})), known=self._watching.widths)
         self._growth.load(state)
+        if self._deepener is not None and state.get("depth") is not None:
+            self._deepener.load(state["depth"])
         self.steps = state["steps"]
         self._recorder.compute.load(state.get("training_flops", 0))
         self._recorder.start_step()
@@ -396,6 +436,9 @@ class Grower:
         """Raise ValueError unless a state can be loaded; finds the widths first if they are not known."""
         self._watch_called()
         check_strategy(state["strategy"], self.strategy)
+        known = self._watching.widths
+        if known is not None and known.structure.outdated is not None:  # blocks were added or removed by hand
+            self._start_again()
         if state["example"] is None:
             return  # it was saved before the first training pass
         with ordinary_tensors():

@@ -22,6 +22,7 @@ def overview(
     left_out: Mapping[str, tuple[int, str]],
     flops: int,
     training_flops: int,
+    depth: tuple[str, int, str] | None = None,
 ) -> str:
     """Table of the widths of a `Grower`, one line each, or a note if they are not known yet.
 
@@ -34,6 +35,7 @@ def overview(
         left_out: sizes of widths that the strategy cannot grow, and why.
         flops: floating-point operations of a forward pass of one sample.
         training_flops: those of the training so far.
+        depth: a stack that deepens: its name, its number of blocks, and what comes next.
     """
     if layers is None:
         return "before the first batch: the widths are not known yet (pass example= to find them immediately)"
@@ -55,6 +57,8 @@ def overview(
             )
         )
     rows += [(name, str(size), *"----", f"does not grow: {why}") for name, (size, why) in left_out.items()]
+    if depth is not None:
+        rows.append((f"blocks of {depth[0]}", str(depth[1]), *["-"] * 4, depth[2]))
     widths = table(("width", "size", "maximum", "measured", "threshold", "at step", ""), rows)
     return f"{widths}\n{in_flops(flops)} for a sample, {in_flops(training_flops)} of training so far"
 

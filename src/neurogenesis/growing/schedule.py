@@ -31,6 +31,10 @@ class Schedule:
         """Look at these widths; widths that are already known keep their schedule."""
         self._states = {name: self._states.get(name) or _LookState() for name in names}
 
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Follow widths that have got other names."""
+        self._states = {names.get(name, name): state for name, state in self._states.items()}
+
     def due(self, step: int) -> frozenset[str]:
         """Names of the widths to look at after a gradient step."""
         if self.every is not None and (step - 1) % self.every:

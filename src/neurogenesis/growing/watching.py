@@ -66,6 +66,7 @@ class Watching:
         self.dead: DeadNeurons | None = None  # if neurons are pruned
         self.late = LateLayers(trained, settings.tie)
         self._examples: list[ModelCall] = []  # as given, or the first training pass
+        self._names: dict[str, str] = {}  # of widths that have just got other ones
 
     @property
     def layers(self) -> Sequence[Layer]:
@@ -94,6 +95,13 @@ class Watching:
         self._examples = [call.copied() for call in calls] if known.structure.unused else list(calls)
         return known
 
+    def find_again(self, names: Mapping[str, str]) -> Widths:
+        """Find the widths again after blocks were added; layers whose widths got other `names` keep their state."""
+        self._names = dict(names)
+        with torch.enable_grad(), saving_apart(), internal_run(self.model):
+            examples = [as_example(self.model, call) for call in self.calls]
+            return known_widths(self.model, lambda: examples, tie=self._settings.tie)
+
     def watch(self, known: Widths, *, compiled: bool) -> Sequence[Layer]:
         """Watch the widths that can grow; those that are watched already keep their state.
 
@@ -106,8 +114,9 @@ class Watching:
         notices_calls = not compiled and not wrappers_of(self.model)
         with torch.enable_grad(), saving_apart(), internal_run(self.model):
             watched = make_watched(
-                self.model, self._settings, known, self.calls, self._buffer, self.watched, notices_calls
+                self.model, self._settings, known, self.calls, self._buffer, self.watched, notices_calls, self._names
             )
+            self._names = {}
             named = {layer.name: (layer.width, layer.route) for layer in watched.layers if layer.route is not None}
             self._buffer.watch(named)
             for call in self.calls if self._settings.keep_inputs and not has_convolutions(self.model) else ():
@@ -208,6 +217,7 @@ def make_watched(
     buffer: Buffer,
     before: Watched | None,
     late: bool,
+    names: Mapping[str, str] | None = None,
 ) -> Watched:
     """Make layers of the widths that can grow; those that are watched already keep their state.
 
@@ -219,8 +229,10 @@ def make_watched(
         buffer: the inputs that layers are measured on.
         before: what was watched until now.
         late: whether the first call of layers is noticed that no example has used.
+        names: new names of what was watched until now, where they have changed.
     """
-    present = {layer.name: layer for layer in before.layers} if before is not None else {}
+    names = names or {}
+    present = {names.get(layer.name, layer.name): layer for layer in before.layers} if before is not None else {}
     allowed, trigger = allowed_reasons(settings, late), settings.strategy.trigger
     chosen = choose_widths(known, settings.include, settings.exclude, allowed | _passing_reasons(late))
     waiting = [width for width in chosen if width.obstacle(allowed) is not None]
@@ -232,12 +244,19 @@ def make_watched(
         old = present.get(layer.name)
         if old is not None:
             layer.initial = old.initial
-        if old is not None and [record.key for record in old.records] == [record.key for record in layer.records]:
+        if old is not None and _same_records(old, layer, names):
             layer.memory = old.memory
         else:
             trigger.start(layer)
     limited = set_limits(layers, known, settings, begun=before is not None)
     return Watched(known, layers, waiting, limited, allowed, left_out)
+
+
+def _same_records(old: Layer, new: Layer, names: Mapping[str, str]) -> bool:
+    """Whether a layer is measured at the same places as before; after a change of depth, these have other names."""
+    if names:
+        return len(old.records) == len(new.records)
+    return [record.key for record in old.records] == [record.key for record in new.records]
 
 
 def set_limits(layers: Sequence[Layer], known: Widths, settings: Settings, *, begun: bool) -> frozenset[str]:

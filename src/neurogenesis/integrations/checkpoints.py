@@ -14,6 +14,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
+from ..depth.loading import match_depth
 from ..structure.axes import unwrapped
 from ..structure.examples import Examples
 from ..structure.interfaces import known_interfaces
@@ -43,7 +44,8 @@ def load_state_dict(
 ) -> dict[str, int]:
     """Resize a model to the shapes in a state and load it; no grower is needed.
 
-    The state may be larger or smaller than the model. If the model does not fit, nothing is changed.
+    The state may be larger or smaller than the model, and have more or fewer blocks. If the model does not fit, nothing
+    is changed.
 
     Args:
         model: a model of the class that the state was saved from.
@@ -96,11 +98,13 @@ def load_weights(
     optimizer: Optimizers = None,
 ) -> dict[str, int]:
     """Resize a model to a state with its own names and load it; returns the new sizes of widths."""
-    state = with_shared(model, state)
-    if strict:
-        check_names(model, state)
-    resized = resize_model(model, state, saved, example, optimizer)
     with ordinary_tensors(), torch.no_grad():
+        with Surgery(model, optimizer, ages=False) as surgery:
+            match_depth(surgery, list(with_shared(model, state)), saved.stacks)
+            state = with_shared(model, state)
+            if strict:
+                check_names(model, state)
+            resized = resize_to_saved(surgery, state, saved, example)
         model.load_state_dict(state, strict=strict)
     return resized
 
@@ -114,6 +118,7 @@ def resize_model(
 ) -> dict[str, int]:
     """Resize a model to a state that is loaded afterwards; returns the new sizes of widths."""
     with ordinary_tensors(), torch.no_grad(), Surgery(model, optimizer, ages=False) as surgery:
+        match_depth(surgery, list(with_shared(model, state)), saved.stacks)
         return resize_to_saved(surgery, state, saved, example)
 
 

@@ -26,7 +26,7 @@ from ..passes.replay import Hook
 from ..strategies import strategy as as_strategy
 from ..structure.finding import widths
 from ..structure.saved_sizes import SavedSizes
-from .checkpoints import KEY, resize_model
+from .checkpoints import KEY, resize_model, with_shared
 from .configs import has_adapters, update_config
 from .growers import growth_of, training_samples
 from .pretrained import from_pretrained, save_pretrained, saved_files, saved_names
@@ -158,7 +158,8 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
                 if name in state and own != name:
                     state[own] = state.pop(name)
         shapes = {name: value.shape for name, value in state.items() if isinstance(value, Tensor)}
-        if all(shapes.get(name, value.shape) == value.shape for name, value in present.items()):
+        same_names = set(with_shared(module, state)) == set(present)
+        if same_names and all(shapes.get(name, value.shape) == value.shape for name, value in present.items()):
             return
         directory = self._checkpoint_of(module, state)
         saved = SavedSizes() if directory is None else SavedSizes.read(directory / f"{KEY}.json")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..depth.loading import match_depth
 from ..growing.grower import Grower
 from ..structure.axes import unwrapped
 from ..structure.finding import last_widths
@@ -122,10 +123,13 @@ class Run:
             where: the name of the file or snapshot in messages.
             aliased: whether tensors are copied, so that the state can be loaded again.
         """
-        self._check(content, where)
+        _check_models([member.name for member in self.members], list(content["models"]), where)
         own = copied if aliased else _same
         with ordinary_tensors(), torch.no_grad():
             with ExitStack() as surgeries:
+                for member in self.members:
+                    self._match_depth(member, content["models"][member.name], surgeries)
+                self._check(content, where)
                 for member in self.members:
                     self._resize(member, content["models"][member.name], surgeries)
             for member in self.members:
@@ -147,7 +151,6 @@ class Run:
     def _check(self, content: Mapping[str, Any], where: str) -> None:
         """Raise an error unless a state can be loaded; only resizing may still fail."""
         models = content["models"]
-        _check_models([member.name for member in self.members], list(models), where)
         left_out = [f"{name}." for name in models if name not in {member.name for member in self.members}]
         kinds, saved = [type(each).__name__ for each in self.others], [each["kind"] for each in content["others"]]
         if self.others and kinds != saved:
@@ -159,9 +162,20 @@ class Run:
             if member.grower is not None:
                 member.grower.check_state(models[member.name]["grower"])
 
-    def _resize(self, member: Member, saved: Mapping[str, Any], surgeries: ExitStack) -> None:
+    def _optimizers(self, member: Member) -> list[Optimizer]:
         of_grower = () if member.grower is None else member.grower.optimizers
-        optimizers = optimizers_of(member.model, dict.fromkeys([*self.optimizers, *of_grower]))
+        return optimizers_of(member.model, dict.fromkeys([*self.optimizers, *of_grower]))
+
+    def _match_depth(self, member: Member, saved: Mapping[str, Any], surgeries: ExitStack) -> None:
+        stacks, names = SavedSizes.from_state(saved["sizes"]).stacks, list(with_shared(member.model, saved["state"]))
+        surgery = surgeries.enter_context(Surgery(member.model, self._optimizers(member), ages=False))
+        match_depth(surgery, names, stacks)
+        if member.average is not None:
+            average = averaged_model(member.average)
+            match_depth(surgeries.enter_context(Surgery(average, ages=False)), names, stacks)
+
+    def _resize(self, member: Member, saved: Mapping[str, Any], surgeries: ExitStack) -> None:
+        optimizers = self._optimizers(member)
         state = with_shared(member.model, saved["state"])
         sizes = SavedSizes.from_state(saved["sizes"]) or SavedSizes.of(member.model, state)  # if not known when saved
         buffers, _ = saved.get("buffers", ({}, {}))

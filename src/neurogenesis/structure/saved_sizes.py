@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..files import replace_file
 from .finding import last_widths
 from .interfaces import interfaces_at, resized_interfaces
 from .labels import AttributeValue
+from .origins import Origins, origins_of
 from .solving import shapes_in, sizes_from_shapes
 from .terms import leaves, size
 
@@ -31,22 +32,24 @@ class SavedSizes:
         attributes: path of a module, name and value of each attribute that depends on such a length.
         interfaces: tensor, axis and length of each axis that was resized by hand although it has a size of the model's
             inputs or outputs.
+        stacks: stacks that have got other blocks.
     """
 
     widths: dict[str, int] = field(default_factory=dict)
     axes: dict[str, list[int]] = field(default_factory=dict)
     attributes: list[tuple[str, str, AttributeValue]] = field(default_factory=list)
     interfaces: list[tuple[str, int, int]] = field(default_factory=list)
+    stacks: list[Origins] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.widths or self.interfaces)
 
     @staticmethod
     def of(model: nn.Module, state: Mapping[str, Any] | None = None) -> SavedSizes:
-        """The sizes of a model, or those in a state of it; empty if the widths of the model are not known."""
-        found = last_widths(model)
+        """The sizes of a model, or those in a state of it; no sizes of widths if these are not known."""
+        found, stacks = last_widths(model), list(origins_of(model))
         if found is None:
-            return SavedSizes()
+            return SavedSizes(stacks=stacks)
         structure, shapes = found.structure, shapes_in(model, model.state_dict() if state is None else state)
         resized = {(name, axis): shapes[name][axis] for name, axis in resized_interfaces(model) if name in shapes}
         interfaces = interfaces_at(structure, resized)
@@ -68,11 +71,11 @@ class SavedSizes:
             for atom in interfaces
             for name, axis in structure.places[atom]
         ]
-        return SavedSizes({**found.sizes, **others}, axes, list(values), places)
+        return SavedSizes({**found.sizes, **others}, axes, list(values), places, stacks)
 
     def state(self) -> dict[str, Any]:
         """The sizes as dicts and lists."""
-        return asdict(self)
+        return {**asdict(self), "stacks": [each.state() for each in self.stacks]}
 
     @staticmethod
     def from_state(state: Any) -> SavedSizes:
@@ -82,9 +85,10 @@ class SavedSizes:
             axes = {str(name): [int(axis) for axis in own] for name, own in state["axes"].items()}
             attributes = [(str(path), str(name), _as_value(value)) for path, name, value in state["attributes"]]
             interfaces = [(str(name), int(axis), int(length)) for name, axis, length in state.get("interfaces", ())]
+            stacks = [Origins.from_state(each) for each in state.get("stacks", ())]
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ValueError(f"the sizes of widths cannot be read: {error!r}") from None
-        return SavedSizes(widths, axes, attributes, interfaces)
+        return SavedSizes(widths, axes, attributes, interfaces, stacks)
 
     def write(self, path: Path) -> None:
         """Write the sizes to a JSON file."""
@@ -112,6 +116,11 @@ class SavedSizes:
                 if f"{path}.".startswith(prefix)
             ],
             [(name[len(prefix) :], axis, length) for name, axis, length in self.interfaces if name.startswith(prefix)],
+            [
+                replace(each, parent=each.parent[len(prefix) :])
+                for each in self.stacks
+                if f"{each.parent}.".startswith(prefix)
+            ],
         )
 
     def below(self, path: str) -> SavedSizes:
@@ -123,6 +132,7 @@ class SavedSizes:
             {f"{path}.{name}": own for name, own in self.axes.items()},
             [(f"{path}.{inner}" if inner else path, name, value) for inner, name, value in self.attributes],
             [(f"{path}.{name}", axis, length) for name, axis, length in self.interfaces],
+            [each.below(path) for each in self.stacks],
         )
 
     def joined(self, other: SavedSizes) -> SavedSizes:
@@ -133,6 +143,7 @@ class SavedSizes:
             {**self.axes, **other.axes},
             attributes,
             [*self.interfaces, *other.interfaces],
+            list(dict.fromkeys([*self.stacks, *other.stacks])),
         )
 
 

@@ -1,0 +1,237 @@
+"""Blocks that are added while a model trains, at given steps."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..depth.deepening import plan_deepening
+from ..depth.finding import known_stacks, stacks
+from ..depth.planning import How
+from ..depth.stacks import Stack
+from ..history import Event
+from ..notices import Notices
+from ..structure.examples import Example
+from .settings import Settings
+from .trained import TrainedModel
+
+
+@dataclass(frozen=True)
+class Deepening:
+    """Add blocks to a stack of a model while it trains, for a `Grower`.
+
+    Until then, the model trains at the cost of a shallow one. New blocks take their time to learn, so the learning rate
+    should not have decayed by then.
+
+    Args:
+        blocks: the final number of blocks; or that after each of several times, in order.
+        at: when: gradient steps, or with `steps`, parts of training such as 0.5. At several times with one final
+            number, about as many blocks are added each time.
+        steps: total number of gradient steps in training.
+        stack: the stack, as in `neurogenesis.stacks`; it need not be named if only one can deepen.
+        how: "zero", "copy" or "random", as in `neurogenesis.deepen`.
+        parameters: in place of `blocks`, the largest number of parameters of the model.
+
+    Example:
+        >>> import torch, neurogenesis as ng
+        >>> layers = [each for _ in range(2) for each in (torch.nn.Linear(8, 8), torch.nn.ReLU())]
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), *layers, torch.nn.Linear(8, 2))
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> grower = ng.Grower(model, optimizer, "static", depth=ng.Deepening(4, at=0.5, steps=6))
+        >>> for _ in range(6):
+        ...     model(torch.randn(64, 4)).square().mean().backward()
+        ...     optimizer.step()
+        ...     events = grower.step()
+        >>> print(grower.history)
+        step 3: blocks of 2 2 -> 4
+    """
+
+    blocks: int | Sequence[int] | None = None
+    at: float | Sequence[float] = 0.5
+    steps: int | None = None
+    stack: str | None = None
+    how: How = "zero"
+    parameters: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.blocks is None) == (self.parameters is None):
+            raise ValueError("pass the final number of blocks, or of parameters: Deepening(6, at=1000)")
+        times = list(self._times())
+        if not times or times != sorted(set(times)):
+            raise ValueError(f"at: expected increasing times, not {self.at!r}")
+        counts = [] if self.blocks is None else [self.blocks] if isinstance(self.blocks, int) else list(self.blocks)
+        if counts != sorted(counts) or any(each < 1 for each in counts):
+            raise ValueError(f"blocks: expected increasing numbers, not {self.blocks!r}")
+        if len(counts) > 1 and len(counts) != len(times):
+            raise ValueError(f"{len(counts)} numbers of blocks for {len(times)} times: pass one for each, or the last")
+
+    def _times(self) -> Iterator[int]:
+        for each in [self.at] if isinstance(self.at, (int, float)) else self.at:
+            if isinstance(each, int) and each > 0:
+                yield each
+            elif isinstance(each, float) and 0 < each < 1 and self.steps is not None:
+                yield max(1, round(each * self.steps))
+            else:
+                remedy = (
+                    "pass steps=, the number of gradient steps in training" if self.steps is None else "from 0 to 1"
+                )
+                raise ValueError(f"at: expected gradient steps or parts of training, not {each!r}: {remedy}")
+
+    def hops(self, initial: int, final: int) -> dict[int, int]:
+        """The number of blocks from each step on.
+
+        Example:
+            >>> Deepening(6, at=[100, 200]).hops(3, 6)
+            {100: 4, 200: 6}
+        """
+        times = list(self._times())
+        if isinstance(self.blocks, Sequence) and len(self.blocks) > 1:
+            return dict(zip(times, self.blocks, strict=True))
+        return {step: initial + (final - initial) * number // len(times) for number, step in enumerate(times, 1)}
+
+
+class Deepener:
+    """Adds blocks when it is time.
+
+    Args:
+        trained: the model.
+        settings: the settings of the grower.
+        schedule: when, and to how many blocks.
+        generator: source of random weights.
+        notices: warnings.
+    """
+
+    def __init__(
+        self,
+        trained: TrainedModel,
+        settings: Settings,
+        schedule: Deepening,
+        generator: torch.Generator,
+        notices: Notices,
+    ):
+        self.model, self._trained, self._settings = trained.model, trained, settings
+        self.schedule, self._generator, self._notices = schedule, generator, notices
+        self.stack: str | None = None
+        self._parent = ""
+        self.initial = 0  # number of blocks at first
+        self._hops: dict[int, int] = {}
+
+    def begin(self, examples: Sequence[Example]) -> None:
+        """Find the stack in the model, unless it is known."""
+        if self.stack is not None:
+            return
+        with torch.no_grad():
+            found = stacks(self.model, list(examples))
+        stack = _chosen(list(found), self.schedule)
+        self.stack, self._parent, self.initial = stack.name, stack.run.parent, stack.blocks
+        self._set_hops(stack)
+
+    def _set_hops(self, stack: Stack) -> None:
+        final = self.schedule.blocks
+        if final is None:
+            assert self.schedule.parameters is not None
+            final = stack.blocks + max(0, self._affordable(stack, self.schedule.parameters))
+        final = final if isinstance(final, int) else final[-1]
+        if final < stack.blocks:
+            raise ValueError(f"{stack.name} has {self.initial} blocks already, and is to have {final}")
+        self._hops = self.schedule.hops(self.initial, final)
+
+    def _affordable(self, stack: Stack, limit: int) -> int:
+        return (limit - sum(own.numel() for own in self.model.parameters())) // max(1, max(stack.parameters))
+
+    def next_step(self, step: int) -> float:
+        """The next step, after this one, at which blocks are added."""
+        return min((each for each in self._hops if each > step), default=float("inf"))
+
+    def deepen(self, step: int) -> list[Event]:
+        """Add the blocks that are due at a step; returns the event, if there is one."""
+        if step not in self._hops or self.stack is None:
+            return []
+        started = time.perf_counter()
+        stack, limit = self._present(), self._settings.max_parameters
+        if stack is None:
+            self._notices.warn(f"{self.stack} does not deepen: its blocks are not alike any more")
+            return []
+        count = self._hops[step] - max([self.initial, *(n for each, n in self._hops.items() if each < step)])
+        if limit is not None and count > (allowed := max(0, self._affordable(stack, limit))):
+            self._notices.warn(
+                f"{stack.name} gets {allowed} blocks, not {count}: max_parameters={limit} allows no more",
+                key=f"{stack.name} limit",
+            )
+            count = allowed
+        if count < 1:
+            return []
+        plan = plan_deepening(self.model, stack, count, how=self.schedule.how, generator=self._generator)
+        with self._trained.surgery() as surgery:
+            surgery.apply(plan)
+        seconds = time.perf_counter() - started
+        return [Event(step, stack.name, plan.before, plan.after, None, None, seconds, "blocks")]
+
+    def _present(self) -> Stack | None:
+        """The stack as it is now; the largest in its place, if blocks have become different as widths grew."""
+        found = known_stacks(self.model, None)
+        if self.stack in found:
+            return found[str(self.stack)]
+        return max((each for each in found if each.run.parent == self._parent), key=lambda e: e.blocks, default=None)
+
+    def row(self, step: int) -> tuple[str, int, str]:
+        """The stack, its number of blocks, and what comes next, for a table."""
+        if self.stack is None:
+            return self.schedule.stack or "blocks", 0, "before the first batch"
+        stack = self._present()
+        coming = self.next_step(step)
+        text = (
+            "at its final depth" if coming == float("inf") else f"{self._hops[int(coming)]} blocks from step {coming}"
+        )
+        return self.stack, 0 if stack is None else stack.blocks, text
+
+    def state(self) -> dict[str, Any]:
+        """What is needed to go on."""
+        return {"stack": self.stack, "parent": self._parent, "initial": self.initial, "hops": dict(self._hops)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.stack, self._parent, self.initial = state["stack"], state["parent"], state["initial"]
+        self._hops = dict(state["hops"])
+
+
+def _chosen(found: Sequence[Stack], schedule: Deepening) -> Stack:
+    able = [stack for stack in found if stack.growable or (schedule.how != "zero" and stack.unsuitable is None)]
+    if schedule.stack is not None:
+        named = [stack for stack in found if schedule.stack in (stack.name, stack.run.parent)]
+        if len(named) != 1:
+            listed = ", ".join(repr(stack.name) for stack in found) or "none"
+            raise ValueError(f"depth: {len(named)} stacks are called {schedule.stack!r}; stacks: {listed}")
+        if named[0] not in able:
+            raise ValueError(f"depth: {schedule.stack} cannot deepen: {named[0].reason}")
+        return named[0]
+    if len(able) != 1:
+        reasons = "; ".join(f"{stack.name}: {stack.reason or 'can deepen'}" for stack in found) or "it has no stacks"
+        which = "no stack can deepen" if not able else "several stacks can deepen: name one, as Deepening(stack=...)"
+        raise ValueError(f"depth: {which} ({reasons})")
+    return able[0]
+
+
+def moved_names(before: Mapping[nn.Module, str], model: nn.Module, names: Sequence[str]) -> dict[str, str]:
+    """The present names of widths whose layers have got other paths.
+
+    Args:
+        before: the earlier path of each module.
+        model: the model.
+        names: names of widths before.
+    """
+    after = {module: path for path, module in model.named_modules()}
+    paths = {path: after[module] for module, path in before.items() if module in after}
+    result = {}
+    for name in names:
+        match = re.fullmatch(r"(input of )?(.*?)(#\d+)?", name)
+        assert match is not None
+        start, path, end = match.groups(default="")
+        result[name] = f"{start}{paths.get(path, path)}{end}"
+    return result
