@@ -263,13 +263,13 @@ def test_a_model_that_differentiates_inside_works() -> None:
     assert ng.widths(Force(), randn(2, 3))["input of a"].reason is not None
 
 
-def test_a_forgotten_model_is_freed() -> None:
+def test_a_forgotten_model_is_freed_and_all_that_was_found_of_it() -> None:
     model = cases.mlp()
-    ng.widths(model, randn(5, 6))
-    reference = weakref.ref(model)
+    references = [weakref.ref(model), weakref.ref(ng.widths(model, randn(5, 6)).structure)]
+    references.append(weakref.ref(ng.interfaces(model, randn(5, 6)).structure))
     del model
     gc.collect()
-    assert reference() is None
+    assert [reference() for reference in references] == [None] * 3
 
 
 def test_an_example_the_model_rejects_is_refused_with_its_own_words() -> None:

@@ -62,3 +62,8 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
             if name.startswith(f"{package}."):  # a package lists what is in it
                 graph[name].discard(package)
     TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "structure.kept"])
+def test_what_is_kept_of_models_is_in_one_place(name: str) -> None:
+    assert "WeakKeyDictionary" not in MODULES[name].read_text(), "use structure/kept.py, which frees all of it"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
 from ..structure.examples import Example
+from ..structure.kept import kept_of
 from ..tables import table
 from .counters import Counter
 from .residuals import Projections
@@ -116,17 +116,15 @@ class Stacks:
     __repr__ = __str__
 
 
-_LAST: WeakKeyDictionary[nn.Module, Stacks] = WeakKeyDictionary()
-
-
 def remember(model: nn.Module, found: Stacks) -> None:
     """Make stacks the known ones of a model."""
-    _LAST[model] = found
+    kept_of(model).stacks = found
 
 
 def last_stacks(model: nn.Module) -> Stacks | None:
     """The stacks of a model as the last search found them."""
-    return _LAST.get(model)
+    last: Stacks | None = kept_of(model).stacks
+    return last
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:

@@ -15,7 +15,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -24,6 +23,7 @@ from transformers import PreTrainedModel
 from ..structure.axes import Structure
 from ..structure.extensions import Operation, libraries_of, register
 from ..structure.finding import latest_structure
+from ..structure.kept import kept_of
 from ..structure.stored import Place
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -292,15 +292,12 @@ def _below(path: str, places: Sequence[Place] | set[Place]) -> Iterator[Place]:
             yield own[len(path) + 1 :] if path else own, name
 
 
-_BUILT: WeakKeyDictionary[nn.Module, tuple[str, Build]] = WeakKeyDictionary()
-
-
 def _built_before(model: Any) -> Build:
     """What the present config builds; it is remembered until the config changes."""
     key = json.dumps(model.config.to_dict(), default=repr, sort_keys=True)
-    known = _BUILT.get(model)
+    known: tuple[str, Build] | None = kept_of(model).built
     if known is None or known[0] != key:
-        known = _BUILT[model] = key, Build.by(type(model), model.config)
+        known = kept_of(model).built = key, Build.by(type(model), model.config)
     return known[1]
 
 

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, get_args
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -24,7 +23,6 @@ from .trials import Pass, attributes_set, grown_tensors, run
 
 InterfaceKind = Literal["input", "output", "tokens", "vocabulary"]
 _GROWN_BY = 3  # in trials; an odd number, to avoid sizes that match by coincidence
-_LAST: WeakKeyDictionary[Structure, Interfaces] = WeakKeyDictionary()
 
 
 class Interface:
@@ -139,15 +137,17 @@ def interfaces(model: nn.Module, example: Examples | None = None) -> Interfaces:
     found = last_widths(model)
     structure = (known_widths(model, given) if found is None else found).structure
     with ordinary_tensors():
-        _LAST[structure] = _tried(model, examples_in(given), structure)
-    return _LAST[structure]
+        tried = _tried(model, examples_in(given), structure)
+    kept_of(model).interfaces = tried
+    return tried
 
 
 def known_interfaces(model: nn.Module, example: Examples | None) -> Interfaces:
     """The interfaces of a model as they were found last; found anew if the model has changed since."""
     found = last_widths(model)
-    known = None if found is None else _LAST.get(found.structure)
-    return interfaces(model, example) if known is None else known
+    known: Interfaces | None = kept_of(unwrapped(model)).interfaces
+    present = known is not None and found is not None and known.structure is found.structure
+    return known if known is not None and present else interfaces(model, example)
 
 
 def find_interface(model: nn.Module, width: object, example: Examples | None) -> Interface | None:

@@ -20,6 +20,9 @@ class Kept:
         wrappers: the `DistributedDataParallel`s around it, whose reducers follow its resizes (`wrappers`).
         internal_outputs: outputs that only the model itself reads, as the user has said (`outputs`).
         resized_interfaces: axes of tensors that have the size of an input or output and were resized (`interfaces`).
+        interfaces: those found last (`interfaces`).
+        stacks: those found last (`depth.stacks`).
+        built: what its config builds, and that config (`integrations.configs`).
         internal_run: whether the library runs it, which hooks ignore (`running`).
         constant_calls: the number of its calls before the first that depends on the model's input (`running`).
         attached: the `Grower`, so that growth by hand uses its optimizers, and another one replaces it (`attached`).
@@ -31,6 +34,9 @@ class Kept:
     wrappers: WeakSet[Any] = field(default_factory=WeakSet)
     internal_outputs: frozenset[str | int] = frozenset()
     resized_interfaces: frozenset[tuple[str, int]] = frozenset()
+    interfaces: Any = None
+    stacks: Any = None
+    built: Any = None
     internal_run: bool = False
     constant_calls: int = 0
     attached: ReferenceType[Any] | None = None
