@@ -132,7 +132,7 @@ def test_processes_that_differ_are_refused(both: tuple[Any, Any]) -> None:
     two, _ = both
     assert two["seed"] == "seed must be the same in all processes, but is 0 in process 0 and 1 in process 1"
     assert two["strategy"].startswith("strategy must be the same in all processes")
-    assert "(8, None, 1) in process 0 and (16, None, 1) in process 1" in two["max_width"]
+    assert "(8, 1) in process 0 and (16, 1) in process 1" in two["max_width"]
     assert "training_samples must be the same in all processes" in two["training_samples"]
 
 
