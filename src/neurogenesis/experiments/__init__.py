@@ -5,8 +5,10 @@
 `presets`           defaults of all settings for a data set and a network
 `studies`           sets of runs, one for each figure and table of the paper
 `data`              data sets: download, verify, read, generate
-`models`            networks
+`models`            the networks of the paper
+`language`          a transformer that predicts characters
 `building`          from settings to data, network and strategy
+`depth`             blocks that are added while a network trains
 `record`            the files and fields of a run's record
 `parsing`           records to and from JSON
 `run_directory`     writes the record, and resumes from it
