@@ -565,3 +565,23 @@ def test_a_named_adapter_beside_another_is_resumed(tmp_path: Path) -> None:
     assert callback.grower is not None and callback.grower.history.events
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert same_parameters(whole.model, again.model) and books(whole.model) == books(again.model)
+
+
+def test_heads_and_the_stream_of_a_wrapped_llama_grow_with_their_adapters_once_unfrozen() -> None:
+    sizes = {"hidden_size": 24, "intermediate_size": 36, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = lora(
+        LlamaForCausalLM(LlamaConfig(vocab_size=60, num_hidden_layers=1, **sizes)), target_modules=["q_proj", "o_proj"]
+    )
+    heads, stream = (
+        f"base_model.model.model.{name}" for name in ("layers.0.self_attn.q_proj.base_layer", "embed_tokens")
+    )
+    found = ng.widths(model, EXAMPLE)
+    assert all("is frozen" in str(found[name].reason) for name in (heads, stream))
+    model.requires_grad_(True)
+    before = output(model)
+    for name, kind in ((heads, "heads"), (stream, "stream")):
+        assert ng.widths(model, EXAMPLE)[name].kind == kind
+        ng.grow(model, name, 1)
+    attention = model.base_model.model.model.layers[0].self_attn
+    assert attention.q_proj.lora_B["default"].out_features == 36 == attention.o_proj.lora_A["default"].in_features
+    torch.testing.assert_close(output(model), before, rtol=0, atol=1e-5)

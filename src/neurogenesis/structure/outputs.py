@@ -48,7 +48,7 @@ def internal_outputs(model: nn.Module, *which: str | int) -> None:
 
 def returned(model: nn.Module, outputs: Any) -> list[Tensor]:
     """The tensors in the outputs of a model that its callers read."""
-    own = kept_of(model).internal_outputs | set(inspect.signature(model.forward).parameters)
+    own = kept_of(model).internal_outputs | _arguments(model)
     if isinstance(outputs, Mapping):
         outputs = [value for key, value in outputs.items() if key not in own]
     elif isinstance(outputs, Sequence) and not isinstance(outputs, str):
@@ -58,3 +58,11 @@ def returned(model: nn.Module, outputs: Any) -> list[Tensor]:
     elif not isinstance(outputs, Tensor) and hasattr(outputs, "__dict__"):
         outputs = [value for key, value in vars(outputs).items() if key not in own]
     return list(tensors_in(outputs))
+
+
+def _arguments(model: nn.Module) -> set[str | int]:
+    """The names of a model's arguments, and those of the model inside if it is a wrapper, as of PEFT."""
+    names: set[str | int] = set(inspect.signature(model.forward).parameters)
+    children = list(model.children())
+    alone = len(children) == 1 and not list(model.parameters(recurse=False))
+    return names | _arguments(children[0]) if alone else names
