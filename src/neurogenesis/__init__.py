@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .structure.outputs import internal_outputs
     from .structure.widths import Width, Widths
     from .surgery import ages
+    from .surgery.newborn import NewParameters, moment, new_parameters
     from .surgery.plan import Plan
     from .surgery.planning import plan_shrinkage, shrink
     from .surgery.resizing import resize
@@ -47,6 +48,7 @@ __all__ = [
     "Interfaces",
     "Layer",
     "Neurons",
+    "NewParameters",
     "Plan",
     "Snapshot",
     "Stack",
@@ -64,7 +66,9 @@ __all__ = [
     "load",
     "load_state_dict",
     "metrics",
+    "moment",
     "narrow",
+    "new_parameters",
     "nn",
     "plan_deepening",
     "plan_growth",
@@ -106,6 +110,7 @@ _HOMES = {
     "structure.outputs": ["internal_outputs"],
     "structure.widths": ["Width", "Widths"],
     "surgery": ["ages"],
+    "surgery.newborn": ["NewParameters", "moment", "new_parameters"],
     "surgery.plan": ["Plan"],
     "surgery.planning": ["plan_shrinkage", "shrink"],
     "surgery.resizing": ["resize"],

@@ -25,6 +25,7 @@ from ..structure.wrappers import rebuild_reducers
 from .ages import add_hooks, release_memory
 from .attached import average_of, optimizers_of
 from .checks import CHANGED, averaged_model, check_average, check_programs, check_tensor
+from .newborn import note_surgery
 from .operations import EditTensor, SetAttribute
 from .optimizer_state import Optimizers, check_optimizers, state_edits
 from .recompiling import renew_recompile_limits
@@ -152,6 +153,7 @@ class Surgery:
         self.optimizers, self.ema = optimizers_of(model, optimizer), average_of(model, ema)
         self._grown = False
         self._applied: list[Operation] = []
+        self._parameters = list(unwrapped(model).parameters())
 
     def apply(self, plan: AnyPlan) -> None:
         """Apply one plan."""
@@ -178,6 +180,10 @@ class Surgery:
                 for model in (each for each in (self.model, self.ema) if each is not None):
                     flatten_weights(model)
                 rebuild_reducers(unwrapped(self.model))
+                present = set(map(id, self._parameters))
+                new = [own for own in unwrapped(self.model).parameters() if id(own) not in present]
+                edits = [(each.tensor, each.edits) for each in self._applied if isinstance(each, EditTensor)]
+                note_surgery(unwrapped(self.model), edits, new)
             if self.ages and self._grown:
                 for each in self.optimizers:
                     add_hooks(each)
