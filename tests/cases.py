@@ -387,6 +387,34 @@ class raw_parameters(nn.Module):
         return ((torch.relu(x @ self.w1 + self.b1) @ self.deep.w) * self.scale).tanh() @ self.w3
 
 
+class Transposed(nn.Module):
+    """A layer of one's own, whose weight is inputs x outputs."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(randn(inputs, outputs)), nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+
+
+@case(randn(3, 4, 6), {"own": 5, "several": 2, "several#2": 3, "first": 5, "last": 7, "mix": 4})
+class products(nn.Module):
+    """Weights without layers of torch: in functions, from the left, transposed, and with several axes of outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.own_bias, self.mix = nn.Parameter(randn(5, 6)), nn.Parameter(randn(5)), nn.Parameter(randn(4, 7))
+        self.several = nn.Parameter(randn(5, 2, 3))
+        self.first, self.last, self.head = Transposed(6, 5), nn.Linear(5, 7), nn.Parameter(randn(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.einsum("bti,iko->btko", F.linear(x, self.own, self.own_bias).tanh(), self.several)
+        x = self.last(self.first(x.flatten(2)).relu()).tanh()
+        x = (self.mix @ x.transpose(1, 2)).tanh()
+        return x.transpose(1, 2) @ self.head.T
+
+
 @case(randn(2, 4, 6, 3), {"0": 5}, {"2": OUT})
 def channels_last_linear() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))

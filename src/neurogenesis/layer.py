@@ -31,7 +31,6 @@ from .passes.replay import ModelCall
 from .passes.routes import Route
 from .passes.untrained import Untrained
 from .structure.axes import Axis
-from .structure.paths import submodule
 from .structure.widths import Width
 
 Requirement = Literal["activations", "gradients", "fan-out gradients", "trials"]  # of triggers and initializations
@@ -347,7 +346,7 @@ def after_step(
         Look(
             layer.name,
             window,
-            [submodule(layer.model, record.route.consumer.module) for record in layer.records],
+            [record.route.place(layer.model, record.route.consumer) for record in layer.records],
             partial(layer.passes_with, window.fan_ins, window.biases),
             partial(last, layer),
         )

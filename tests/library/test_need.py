@@ -116,7 +116,7 @@ def test_fan_out_gradients_are_those_of_an_explicit_run_with_the_neurons(case: C
         passes = layer.passes_with(fan_ins, biases)
     expected = explicit_gradients(model, layer, case, fan_ins, biases)
     for seen, own, gradient in zip(layer.records, passes, expected, strict=True):
-        consumer = model.get_submodule(seen.route.consumer.module)
+        consumer = seen.route.place(model, seen.route.consumer)
         found = sum(fan_out_gradient(consumer, each.h.to(each.D), each.D) for each in own)
         torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5 * max(float(gradient.abs().max()), 1e-6))
 

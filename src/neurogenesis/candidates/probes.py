@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
+from ..passes.products import Product
 from ..passes.replay import ModelCall, Watch, replay
 from ..passes.routes import Route, select_neurons
 from ..structure.axes import Axis
@@ -25,12 +26,12 @@ from .grown import grown_tensors
 def find_bridge(model: nn.Module, width: Width, route: Route, call: ModelCall) -> Bridge | str:
     """Bridge of a width, or the reason it has none."""
     for axis in (route.producer, route.consumer):
-        if isinstance(model.get_submodule(axis.module), _ConvTransposeNd):
+        if isinstance(route.place(model, axis), _ConvTransposeNd):
             return f"{axis.module} is a transposed convolution"
     probe = _followed(model, width, route, call)
     if isinstance(probe, str):
         return probe
-    producer, consumer = (model.get_submodule(axis.module) for axis in (route.producer, route.consumer))
+    producer, consumer = (route.place(model, axis) for axis in (route.producer, route.consumer))
     if not isinstance(producer, _ConvNd):
         return Bridge()
     if isinstance(consumer, _ConvNd):
@@ -46,14 +47,17 @@ def find_bridge(model: nn.Module, width: Width, route: Route, call: ModelCall) -
 def why_positions_mix(model: nn.Module, width: Width, route: Route, call: ModelCall) -> str | None:
     """Why an output of the producer cannot be followed to the consumer; None if it can, with or without a bridge.
 
-    A recurrent layer mixes the positions of its inputs itself, so that those of its outputs make no difference.
+    A recurrent layer mixes the positions of its inputs itself, so that those of its outputs make no difference; and
+    code that multiplies by a weight may arrange them as it likes.
     """
-    if is_recurrent(model.get_submodule(route.producer.module)):
-        return why_unsupported(model, route.consumer)
+    producer, consumer = (route.place(model, axis) for axis in (route.producer, route.consumer))
+    if is_recurrent(producer) or isinstance(producer, Product) or isinstance(consumer, Product):
+        problems = [why_unsupported(model, route, axis) for axis in (route.producer, route.consumer)]
+        return problems[1] if is_recurrent(producer) else problems[0] or problems[1]
     probe = _followed(model, width, route, call)
     if isinstance(probe, str):
         return probe
-    dense = not isinstance(model.get_submodule(route.producer.module), _ConvNd)
+    dense = not isinstance(route.place(model, route.producer), _ConvNd)
     return None if dense or probe.keeps_positions else _MIXED
 
 
@@ -61,15 +65,15 @@ def _followed(model: nn.Module, width: Width, route: Route, call: ModelCall) -> 
     """A probe that keeps its positions as far as shapes tell, or the reason there is none."""
     producer, consumer = route.producer.module, route.consumer.module
     for axis in (route.producer, route.consumer):
-        if problem := why_unsupported(model, axis):
+        if problem := why_unsupported(model, route, axis):
             return problem
     if route.producer.per_neuron > 1:
         return f"each neuron has several rows in {producer}"
     probe = run_probe(model, width, route, call)
     if isinstance(probe, str):
         return probe
-    to_image = isinstance(model.get_submodule(consumer), _ConvNd)
-    if isinstance(model.get_submodule(producer), _ConvNd):
+    to_image = isinstance(route.place(model, route.consumer), _ConvNd)
+    if isinstance(route.place(model, route.producer), _ConvNd):
         if not to_image and len(probe.after_shape) != 2:
             return f"{consumer} is applied to each position of {producer} separately"
     elif to_image or probe.before.movedim(1, -1).shape[:-1] != probe.after_shape[:-1]:
@@ -77,9 +81,11 @@ def _followed(model: nn.Module, width: Width, route: Route, call: ModelCall) -> 
     return probe
 
 
-def why_unsupported(model: nn.Module, axis: Axis) -> str | None:
+def why_unsupported(model: nn.Module, route: Route, axis: Axis) -> str | None:
     """Why the gradient of a layer's weight cannot be computed from its inputs; None if it can."""
-    module: Any = model.get_submodule(axis.module)
+    module: Any = route.place(model, axis)
+    if isinstance(module, Product):
+        return f"{axis.tensor} is complex" if model.get_parameter(axis.tensor).is_complex() else None
     if is_recurrent(module):
         return f"{axis.module} is a recurrent layer"
     weight = module.weight
@@ -203,10 +209,9 @@ def _flat_index(at: Sequence[int], grid: Sequence[int]) -> int:
 
 def run_probe(model: nn.Module, width: Width, route: Route, call: ModelCall) -> Probe | str:
     """Follow new neurons, constant 0 and constant 1, from producer to consumer; returns the reason if that fails."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    if is_recurrent(modules[route.producer.module]):
+    producer, consumer = (route.place(model, axis) for axis in (route.producer, route.consumer))
+    if is_recurrent(producer):
         return f"{route.producer.module} is a recurrent layer, beside which no candidates can be tried"
-    producer, consumer = modules[route.producer.module], modules[route.consumer.module]
     seen: dict[str, Tensor] = {}
     channel = 1 if isinstance(producer, _ConvNd) else -1
 

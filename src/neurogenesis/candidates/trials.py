@@ -111,7 +111,7 @@ class Trials:
 
     def _at_producer(self, call: ModelCall, seed: int = 0, evaluation: bool = False) -> dict[Side, Tensor]:
         """Input and output of the producer in a call of the model, if it runs."""
-        producer, seen = self.model.get_submodule(self.route.producer.module), dict[Side, Tensor]()
+        producer, seen = self.route.place(self.model, self.route.producer), dict[Side, Tensor]()
 
         def keep(side: Side, tensor: Tensor) -> None:
             seen.setdefault(side, tensor)  # of a layer called more than once, the first call counts
@@ -174,10 +174,10 @@ class Trials:
             tensors, attributes = grown_tensors(self.model, self.width, everything, count, candidates)
         found: dict[int, Tensor] = {}
         given = [H_prev]  # for the first call of the producer
-        producer = self.model.get_submodule(self.route.producer.module)
+        producer = self.route.place(self.model, self.route.producer)
         watches = [Watch(producer, "input", lambda _: given.pop() if given else None)]
         for number, (axis, side) in enumerate(points):
-            module = self.model.get_submodule(axis.module)
+            module = self.route.place(self.model, axis)
             watches.append(Watch(module, side, partial(self._select_new, found, number, axis, module, count)))
         replay(self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
         return [found.get(number) for number in range(len(points))]
@@ -207,7 +207,7 @@ class Trials:
         for number, (record, shortcut) in enumerate(zip(records, shortcuts, strict=True)):
             if not tensor_at(self.model, record.route.consumer.tensor).requires_grad:
                 continue
-            consumer = self.model.get_submodule(record.route.consumer.module)
+            consumer = record.route.place(self.model, record.route.consumer)
             for pair in (each for each in record.pairs if each.H.numel()):
                 usable = shortcut if record.route.side == "input" else None
                 h = None if usable is None else usable.in_pair(candidates, pair, seed)
@@ -220,7 +220,8 @@ class Trials:
             first = pairs[0][1]
             found = self.at_points(candidates, first.H_prev, first.call, points, seed)
             for (number, pair), each in zip(pairs, found, strict=True):
-                consumer = self.model.get_submodule(records[number].route.consumer.module)
+                route = records[number].route
+                consumer = route.place(self.model, route.consumer)
                 if each is not None and rows_match(consumer, pair.H, each):
                     passes[number].append(Pass(pair.H, each, pair.D, samples.of(pair.call)))
         return passes
@@ -228,7 +229,7 @@ class Trials:
     def why_not_run(self, call: ModelCall) -> str | None:
         """Why would-be neurons cannot be run up to all consumers that can be watched; None if they can."""
         H_prev = self._at_producer(call, evaluation=True).get("input")
-        problem = why_unsupported(self.model, self.route.consumer)
+        problem = why_unsupported(self.model, self.route, self.route.consumer)
         if problem is None and H_prev is not None:
             try:
                 with temporary_attributes(self._modes(False)):

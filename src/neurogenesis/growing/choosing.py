@@ -114,9 +114,10 @@ def make_layers(
         asked: patterns of widths that are to grow.
     """
     routes: dict[str, tuple[Route | str, ModelCall]] = {}
+    products = strategy.uses == {"fan-out gradients"}  # others look at modules
     for call in calls if strategy.uses else ():
         missing = [width for width in chosen if isinstance(routes.get(width.name, ("",))[0], str)]
-        for name, route_or_reason in find_routes(model, missing, call).items():
+        for name, route_or_reason in find_routes(model, missing, call, products).items():
             if name not in routes or not isinstance(route_or_reason, str):
                 routes[name] = route_or_reason, call
     convolutional = has_convolutions(model)
@@ -138,7 +139,7 @@ def make_layers(
             if isinstance(bridge, str) and strategy.needs & _GRADIENTS:
                 problem = bridge
             needed = route.others if "fan-out gradients" in strategy.uses else ()
-            others = tuple(other for other in needed if why_unsupported(model, other.consumer) is None)
+            others = tuple(other for other in needed if why_unsupported(model, other, other.consumer) is None)
             route = replace(route, others=others)
         if route is not None and "trials" in strategy.needs and problem is None:
             probe = run_probe(model, width, route, call)

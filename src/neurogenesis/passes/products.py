@@ -4,17 +4,18 @@ A product of x and a weight w that sums over one axis of each is
 
 .. math:: y_{l f} = \sum_c x_{l c} w_{c f}
 
-with any number of axes l, such as samples and positions, and f. Its input is x with c as the last axis, and its output is
-y with all f merged to the last axis: then the gradient of w is the sum over l of input times gradient, as for ``nn.Linear``.
+with any number of axes l, such as samples and positions, and f. Its input is x with c as the last axis, and its output
+is y with all f merged to the last axis: then the gradient of w is the sum over l of input times gradient, as for
+``nn.Linear``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +26,17 @@ Act = Callable[[Tensor], Tensor | None]
 
 
 class Product(nn.Module):
-    """The products with one weight of a model, as if they were a module. Actions are called with inputs and outputs."""
+    """The products with one weight of a model, as if they were a module. Actions are called with inputs and outputs.
+
+    Attributes:
+        tensor: the name of the weight.
+        summed: the axis of the weight that the latest product has summed over; None before the first.
+    """
 
     def __init__(self, tensor: str):
         super().__init__()
         self.tensor = tensor
+        self.summed: int | None = None
         self.actions: dict[str, list[Act]] = {"input": [], "output": []}
 
     def act(self, side: str, tensor: Tensor) -> Tensor:
@@ -38,6 +45,11 @@ class Product(nn.Module):
             new = action(tensor)
             tensor = tensor if new is None else new
         return tensor
+
+    def observe(self, side: str, action: Act) -> Handle:
+        """Call `action` with the input or output whenever the product runs under a `ProductWatch`."""
+        self.actions[side].append(action)
+        return Handle(self.actions[side], action)
 
 
 @dataclass(frozen=True)
@@ -52,25 +64,6 @@ class Handle:
             self.actions.remove(self.action)
 
 
-_PRODUCTS: WeakKeyDictionary[nn.Module, dict[str, Product]] = WeakKeyDictionary()
-
-
-def product_of(model: nn.Module, tensor: str) -> Product:
-    """The products with a weight of a model."""
-    return _PRODUCTS.setdefault(model, {}).setdefault(tensor, Product(tensor))
-
-
-def watch_product(product: Product, side: str, action: Act) -> Handle:
-    """Call `action` with the input or output of a product whenever it runs under a `ProductWatch`."""
-    product.actions[side].append(action)
-    return Handle(product.actions[side], action)
-
-
-def watched_products(model: nn.Module) -> list[Product]:
-    """The products of a model that have actions."""
-    return [each for each in _PRODUCTS.get(model, {}).values() if any(each.actions.values())]
-
-
 class ProductWatch(TorchFunctionMode):
     """Calls the actions of products while a model runs.
 
@@ -82,12 +75,13 @@ class ProductWatch(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, products: Sequence[Product], tensors: Mapping[str, Tensor] | None = None):
         super().__init__()
-        # Each weight, and permutations of its axes that the model makes: the tensor, the product, and its axes.
-        self._weights: dict[int, tuple[Tensor, Product, tuple[int, ...]]] = {}
+        # Each weight, and permutations of its axes that the model makes: the tensor, its products, and its axes.
+        self._weights: dict[int, tuple[Tensor, list[Product], tuple[int, ...]]] = {}
         for product in products:
             weight = (tensors or {}).get(product.tensor)
             weight = model.get_parameter(product.tensor) if weight is None else weight
-            self._weights[id(weight)] = weight, product, tuple(range(weight.ndim))
+            own = self._weights.setdefault(id(weight), (weight, [], tuple(range(weight.ndim))))
+            own[1].append(product)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -95,10 +89,10 @@ class ProductWatch(TorchFunctionMode):
         if operands is None:
             result = func(*args, **kwargs)
             if func in _PERMUTING and args and id(args[0]) in self._weights:
-                _, product, axes = self._weights[id(args[0])]
+                _, products, axes = self._weights[id(args[0])]
                 order = func(torch.empty(_DISTINCT[: len(axes)], device="meta"), *args[1:], **kwargs).shape
                 moved = tuple(axes[_DISTINCT.index(length)] for length in order)
-                self._weights[id(result)] = result, product, moved
+                self._weights[id(result)] = result, products, moved
             return result
         for number, other in ((1, 0), (0, 1)):
             known = self._weights.get(id(operands.tensors[number]))
@@ -107,6 +101,14 @@ class ProductWatch(TorchFunctionMode):
                 if form is not None:
                     return form.run(known[1], operands, func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def watching(
+    model: nn.Module, products: Sequence[Product], tensors: Mapping[str, Tensor] | None = None
+) -> AbstractContextManager[object]:
+    """A `ProductWatch` for different ones of some products; one that does nothing if there are none."""
+    different = list(dict.fromkeys(products))
+    return ProductWatch(model, different, tensors) if different else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -125,30 +127,36 @@ class _Form:
 
     place: int | str
     number: int  # of the factor that is no weight
+    summed: int  # axis of the weight
     input: tuple[int, ...]
     output: tuple[int, ...]
     leading: int
 
-    def run(self, product: Product, operands: _Operands, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, products: Sequence[Product], operands: _Operands, func: Any, args: Any, kwargs: Any) -> Any:
         """Compute the product, with the actions on its input and its output."""
         x = operands.tensors[self.number]
-        given = _permuted(x, self.input)
-        new = product.act("input", given)
+        given = new = _permuted(x, self.input)
+        for product in products:
+            product.summed = self.summed
+            new = product.act("input", new)
         if new is not given:
             x = _permuted(new, _inverse(self.input))
             args = tuple(x if place == self.place else each for place, each in enumerate(args))
             kwargs = {name: x if name == self.place else each for name, each in kwargs.items()}
         y = func(*args, **kwargs)
-        if not product.actions["output"]:
+        if not any(product.actions["output"] for product in products):
             return y
         rows = _permuted(y, self.output)
         shape = rows.shape[self.leading :]
         flat = rows if len(shape) == 1 else rows.flatten(self.leading)
-        found = product.act("output", flat)
+        found = flat
+        for product in products:
+            found = product.act("output", found)
         if found is flat and flat is y:
             return y
         # What follows must use what the actions have seen, whose gradient they get.
-        back = found if len(shape) == 1 else found.unflatten(-1, (found.shape[-1] // prod(shape[1:]), *shape[1:]))
+        sizes = (*found.shape[:-1], found.shape[-1] // prod(shape[1:]), *shape[1:])
+        back = found if len(shape) == 1 else found.reshape(sizes)
         return _permuted(back, _inverse(self.output))
 
 
@@ -165,6 +173,7 @@ def _form(operands: _Operands, weight: int, axes: tuple[int, ...]) -> _Form | No
     return _Form(
         operands.places[1 - weight],
         1 - weight,
+        axes[w.index(summed[0])],
         tuple(x.index(letter) for letter in [*leading, *summed]),
         tuple(operands.result.index(letter) for letter in [*leading, *free]),
         len(leading),

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..structure.randomness import random_state_restored, set_seed
 from ..structure.recurrent import is_recurrent
 from ..structure.running import constant_calls, internal_run, restoring_attributes
+from .products import Product, watching
 
 Side = Literal["input", "output"]
 
@@ -115,6 +116,7 @@ def replay(
     seed: int = 0,
     gradients: bool = False,
     evaluation: bool = False,
+    products: Sequence[Product] = (),
 ) -> None:
     """Run the model until every watch has acted.
 
@@ -127,10 +129,12 @@ def replay(
         seed: seed of random operations in the model.
         gradients: whether to record the graph for a backward pass.
         evaluation: whether to run in evaluation mode.
+        products: products that others observe in the run.
     """
     if evaluation:
         attributes = [*attributes, *((module, "training", False) for module in model.modules())]
-    with replays(model, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients) as run:
+    running = replays(model, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
+    with running as run, watching(model, products):
         run(call, watches)
 
 
@@ -167,6 +171,8 @@ def replays(
                 stack.callback(observe(watch.module, watch.side, partial(act, number, watch)).remove)
             stack.enter_context(as_called(model, call, None))  # the state is restored once, after all runs
             set_seed(devices, seed)
+            watched = [watch.module for watch in watches if isinstance(watch.module, Product)]
+            stack.enter_context(watching(model, watched, replacements))
             if gradients:  # the second run of a checkpoint would lack our changes
                 stack.enter_context(without_checkpointing())
             with torch.set_grad_enabled(gradients), suppress(_StopRun):
@@ -265,6 +271,8 @@ def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | N
 
     The output of a recurrent layer is that without its states.
     """
+    if isinstance(module, Product):
+        return module.observe(side, Hook(action))
     if side == "output":
 
         def after(_: nn.Module, args: Any, output: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 
@@ -13,10 +13,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from ..structure.axes import Axis, named_tensors
+from ..structure.paths import submodule
 from ..structure.recurrent import is_recurrent
 from ..structure.running import constant_calls
 from ..structure.weight_norm import lengths_of, why_not_watched
 from ..structure.widths import Width
+from .products import Product
 from .replay import ModelCall, Side, Watch, observe, replay
 
 
@@ -36,6 +38,7 @@ class Route:
         region: path of the smallest module that has the producers, and all that runs until the consumer gets its input;
             None if that is the model itself.
         others: of the first consumer: routes to the other ones.
+        products: by the name of each weight that no layer of torch applies, the products with it, watched in its stead.
     """
 
     producer: Axis
@@ -49,6 +52,11 @@ class Route:
     flattened: bool = False
     region: str | None = None
     others: tuple[Route, ...] = ()
+    products: Mapping[str, Product] = field(default_factory=dict)
+
+    def place(self, model: nn.Module, axis: Axis) -> nn.Module:
+        """The module that applies a weight, or the products with it."""
+        return self.products[axis.tensor] if axis.tensor in self.products else submodule(model, axis.module)
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
         """Activations of the width's neurons, or of those that heads consist of: samples x neurons x positions."""
@@ -84,8 +92,14 @@ def select_neurons(tensor: Tensor, module: nn.Module, positions: Tensor, all_in_
     return tensor.movedim(-2, 1).flatten(2)
 
 
-def find_routes(model: nn.Module, widths: Sequence[Width], call: ModelCall) -> dict[str, Route | str]:
-    """Route of each width by name, or the reason it has none; runs the model in evaluation mode."""
+def find_routes(
+    model: nn.Module, widths: Sequence[Width], call: ModelCall, products: bool = False
+) -> dict[str, Route | str]:
+    """Route of each width by name, or the reason it has none; runs the model in evaluation mode.
+
+    If `products`, weights that no layer of torch applies are watched where the model multiplies by them.
+    """
+    weights = _products(model, widths) if products else {}
     modules = dict(model.named_modules(remove_duplicate=False))
     order: list[tuple[str, Tensor, Tensor]] = []
     inputs: dict[str, Tensor] = {}
@@ -94,18 +108,39 @@ def find_routes(model: nn.Module, widths: Sequence[Width], call: ModelCall) -> d
     for module, path in paths.items():
         handles.append(observe(module, "input", partial(inputs.__setitem__, path)))
         handles.append(observe(module, "output", partial(_record_call, order, path, inputs)))
+    for name, product in weights.items():
+        handles.append(observe(product, "input", partial(inputs.__setitem__, name)))
+        handles.append(observe(product, "output", partial(_record_call, order, name, inputs)))
     try:
-        replay(model, call, [], evaluation=True)
+        replay(model, call, [], evaluation=True, products=list(weights.values()))
     finally:
         for handle in handles:
             handle.remove()
     left = {path: constant_calls(module) for module, path in paths.items()}
     counted = []
     for each in order:
-        left[each[0]] -= 1
+        left[each[0]] = left.get(each[0], 0) - 1
         if left[each[0]] < 0:
             counted.append(each)
-    return {width.name: _find_route(model, width, modules, counted, set(inputs), call) for width in widths}
+    together = {**modules, **weights}
+    return {width.name: _find_route(model, width, together, counted, set(inputs), call) for width in widths}
+
+
+_LAYERS = (nn.Linear, _ConvNd, nn.Embedding, nn.RNNBase, nn.RNNCellBase)  # watched as modules
+
+
+def _products(model: nn.Module, widths: Sequence[Width]) -> dict[str, Product]:
+    """The products with the weights of widths that no layer of torch applies."""
+    modules, parameters = dict(model.named_modules(remove_duplicate=False)), dict(model.named_parameters())
+    axes = [axis for width in widths for axis in (*width.producers, *width.consumers)]
+    names = [
+        axis.tensor
+        for axis in axes
+        if axis.tensor in parameters
+        and parameters[axis.tensor].ndim > 1
+        and not isinstance(modules.get(axis.module), _LAYERS)
+    ]
+    return {name: Product(name) for name in dict.fromkeys(names)}
 
 
 def _record_call(
@@ -128,36 +163,49 @@ def _find_route(
     for number, (path, _, _) in enumerate(order):
         first_call.setdefault(path, number)
 
+    products = {path: module for path, module in modules.items() if isinstance(module, Product)}
+
+    def key(axis: Axis) -> str:
+        return axis.tensor if axis.tensor in products else axis.module
+
+    def multiplied(axis: Axis) -> bool:
+        return (products[axis.tensor].summed == axis.axis) == (axis.role == "consumer")
+
     def called_weights(axes: Sequence[Axis], recurrent: bool) -> list[Axis]:
-        weights = [a for a in axes if a.module in first_call and _is_weight(model, a, recurrent)]
-        return sorted((a for a in weights if sizes[a.tensor].ndim >= 2), key=lambda axis: first_call[axis.module])
+        called = [a for a in axes if key(a) in first_call and sizes[a.tensor].ndim >= 2]
+        weights = [a for a in called if (multiplied(a) if a.tensor in products else _is_weight(model, a, recurrent))]
+        return sorted(weights, key=lambda axis: first_call[key(axis)])
 
     producers = called_weights(width.producers, recurrent=True)
     if not producers:
         return f"its producer {_why_not_called(width.producers, modules)}"
     producer = producers[0]
     own = called_weights(width.consumers, recurrent=False)
-    consumers = [a for a in own if first_call[a.module] > first_call[producer.module]]
+    consumers = [a for a in own if first_call[key(a)] > first_call[key(producer)]]
     if not consumers:
         return f"its consumer {_why_not_called(width.consumers, modules)}"
-    start = first_call[producer.module]
+    start = first_call[key(producer)]
 
     def route_to(consumer: Axis) -> Route:
-        stop = first_call[consumer.module]
+        stop = first_call[key(consumer)]
         between = tuple(
             path for path, number in first_call.items() if start < number < stop and not _has_children(path, modules)
         )
         later = frozenset(path for path, number in first_call.items() if number >= stop)
-        alone = not is_recurrent(modules[producer.module])  # candidates follow from its inputs and their weights
+        # Whether candidates follow from its inputs and their weights.
+        alone = not (isinstance(modules[key(producer)], Product) or is_recurrent(modules[key(producer)]))
         chain, flattened = _chain(order[start : stop + 1], modules) if alone else (None, False)
-        region = _region(width, [*producers, consumer], entered)
-        called = frozenset(first_call)
-        return Route(producer, consumer, consumer, "input", between, later, called, chain, flattened, region)
+        called, own = frozenset(first_call), {name: products[name] for name in products if name in first_call}
+        by_product = any(axis.tensor in own for axis in (*producers, consumer))
+        region = None if by_product else _region(width, [*producers, consumer], entered)
+        return Route(
+            producer, consumer, consumer, "input", between, later, called, chain, flattened, region, products=own
+        )
 
     route = replace(route_to(consumers[0]), others=tuple(map(route_to, consumers[1:])))
-    consumer, stop = route.consumer, first_call[route.consumer.module]
-    others = [a for a in producers[1:] if first_call[a.module] < stop and a.module != producer.module]
-    grouped_consumer = getattr(modules[consumer.module], "groups", 1) > 1
+    consumer, stop = route.consumer, first_call[key(route.consumer)]
+    others = [a for a in producers[1:] if first_call[key(a)] < stop and a.module != producer.module]
+    grouped_consumer = getattr(modules[key(consumer)], "groups", 1) > 1
     if grouped_consumer or (others and _is_added(model, width, route, modules, others, call)):
         return _branch_end(width, route, modules, order[start:stop])
     return route
@@ -211,11 +259,12 @@ def _why_not_called(axes: Sequence[Axis], modules: Mapping[str, nn.Module]) -> s
             why = "is a recurrent layer, whose gates get gradients inside its kernels only, or has packed inputs"
         if why is not None:
             return f"{name} {why}"
-    return f"{', '.join(names)} is not called as a module with a weight"
+    other = ", nor in a product that can be followed" if any(isinstance(m, Product) for m in modules.values()) else ""
+    return f"{', '.join(names)} is not called as a module with a weight{other}"
 
 
 def _has_children(path: str, modules: Mapping[str, nn.Module]) -> bool:
-    return next(modules[path].children(), None) is not None
+    return isinstance(modules[path], Product) or next(modules[path].children(), None) is not None
 
 
 def _is_added(
@@ -228,8 +277,8 @@ def _is_added(
 ) -> bool:
     """Whether other producers are added to the first one; gates are multiplied instead."""
     seen: list[Tensor] = []
-    consumer = modules[route.consumer.module]
-    silence = [Watch(modules[other.module], "output", torch.zeros_like) for other in others]
+    consumer = route.place(model, route.consumer)
+    silence = [Watch(route.place(model, other), "output", torch.zeros_like) for other in others]
     look = Watch(consumer, "input", lambda x: seen.append(route.neurons(width, x, consumer)))
     replay(model, call, [*silence, look], evaluation=True)
     return bool(seen[0].any())

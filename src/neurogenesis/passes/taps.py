@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..structure.axes import Axis
 from ..structure.running import constant_calls, is_internal_run
 from .checkpointing import Awaited, inside_backward
 from .processes import ALONE, Processes
+from .products import Product, watching
 from .records import ConsumerRecord
 from .replay import Hook, ModelCall, observe, observe_call
 
@@ -43,17 +45,21 @@ class Taps:
         self._awaited: dict[tuple[str, str], list[Awaited]] = {}  # by reentrant activation checkpointing
         self._points: list[Callable[[], Any]] = []  # put hooks where inputs and outputs are read; return their handles
         self._point_handles: list[Any] = []
+        self._products: list[Product] = []
+        self._watched = ExitStack()  # of the products in this pass
         self._gradient_handles: list[Any] = []
 
     def watch(self, records: Sequence[ConsumerRecord], norms: bool = True) -> None:
         """Write into these records, in place of others; if `norms`, also the norms of the gradients of parameters."""
         self._records = records
         self._points.clear()
+        self._products.clear()
         _remove(self._point_handles)
         _remove(self._gradient_handles)
         for record in records:
             record.processes, route = self._processes, record.route
-            producer, consumer = map(self.model.get_submodule, (route.producer.module, route.consumer.module))
+            producer, consumer = (route.place(self.model, axis) for axis in (route.producer, route.consumer))
+            self._products += [each for each in (producer, consumer) if isinstance(each, Product)]
             if route.chain is None and route.region is not None:
                 self._tap_region(record, self.model.get_submodule(route.region))
             self._tap(record, "H_prev", producer, "input", partial(self._on_input, record, "H_prev"))
@@ -87,12 +93,14 @@ class Taps:
         self._calls.clear()
         self._inputs.clear()
         self._regions.clear()
+        self._watch_products()
 
     def end_pass(self) -> None:
         """The pass has ended; its gradients may still arrive."""
         self._call = None
         self._inputs.clear()
         self._regions.clear()
+        self._watched.close()
 
     def optimizer_stepped(self) -> None:
         """The next gradient is the first after a gradient step, to which all that was recorded belongs."""
@@ -116,6 +124,11 @@ class Taps:
         """Layers that ran without gradients in the passes since the last step, and not again in the backward pass."""
         names = (record.route.consumer.module for record in self._records if self._awaited.get(record.key))
         return list(dict.fromkeys(names))
+
+    def _watch_products(self) -> None:
+        """Watch products until the pass ends."""
+        self._watched.close()
+        self._watched.enter_context(watching(self.model, self._products if self._point_handles else ()))
 
     # --- hooks -------------------------------------------------------------------------------------------
 
