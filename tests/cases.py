@@ -874,4 +874,5 @@ class slotted_output(nn.Module):
         return Output(self.c(self.b(features).relu()), features)
 
 
-import tests.transformer_cases  # noqa: E402, F401  adds its cases
+import tests.transformer_cases  # noqa: E402
+import tests.vision_cases  # noqa: E402, F401  both add their cases

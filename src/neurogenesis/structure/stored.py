@@ -29,8 +29,27 @@ class Known(int):
     """A size that knows what it is the size of; its quotients know what they are a factor of."""
 
     def __floordiv__(self, other: int) -> Any:
-        quotient = int(self) // int(other)
-        return Quotient.of(self, other) if quotient * other == self else quotient
+        number = int(self) // int(other)
+        if number * other != int(self):
+            return number
+        quotient = Quotient.of(self, other)
+        if isinstance(self, Stored) and isinstance(other, Stored):
+            self.sources.quotients.append(quotient)
+        return quotient
+
+    def __eq__(self, other: object) -> bool:
+        equal = int(self) == other
+        if equal:
+            for stored, length in ((self, other), (other, self)):
+                if isinstance(stored, Stored) and isinstance(length, Length):
+                    stored.sources.equal.append((stored, length))
+        return equal
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return int.__hash__(self)
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
         return int, (int(self),)
@@ -42,25 +61,25 @@ class Known(int):
 class Stored(Known):
     """The value of an attribute of a module, or of an entry of a tuple of numbers.
 
-    The attribute is noted in `reads` once something is computed from it.
+    The attribute is noted in `reads` of its sources once something is computed from it.
     """
 
     path: str
     name: str
-    reads: set[Place]
+    sources: Sources
     place: int | None  # in the tuple
     length: int  # of the tuple
 
     @staticmethod
-    def of(value: int, path: str, name: str, reads: set[Place], place: int | None = None, length: int = 0) -> Stored:
+    def of(value: int, path: str, name: str, sources: Sources, place: int | None = None, length: int = 0) -> Stored:
         """A value with its place."""
         result = Stored(value)
-        result.path, result.name, result.reads, result.place, result.length = path, name, reads, place, length
+        result.sources, result.path, result.name, result.place, result.length = sources, path, name, place, length
         return result
 
     def note(self) -> None:
         """Note that something is computed from the attribute."""
-        self.reads.add((self.path, self.name))
+        self.sources.reads.add((self.path, self.name))
 
 
 def _noting(operation: str) -> Callable[..., Any]:
@@ -130,12 +149,15 @@ class Sources:
     Args:
         axes_of: the axes of a tensor; None if it has not been seen.
         attributes: that store sizes; completed here.
+        reads: attributes from which something is computed.
     """
 
-    def __init__(self, axes_of: Callable[[Tensor], Axes | None], attributes: list[Attribute]):
-        self.axes_of, self._attributes = axes_of, attributes
+    def __init__(self, axes_of: Callable[[Tensor], Axes | None], attributes: list[Attribute], reads: set[Place]):
+        self.axes_of, self._attributes, self.reads = axes_of, attributes, reads
         self._stored: dict[tuple[str, str, int | None], Term] = {}  # axes with their size from an attribute
         self._tuples: dict[tuple[str, str], int] = {}  # lengths of the attributes that are tuples of such sizes
+        self.quotients: list[Quotient] = []  # of attributes, such as the size of a head
+        self.equal: list[tuple[Stored, Length]] = []  # attributes that were compared with lengths, and equal them
 
     def note(self, found: Found) -> None:
         """Note that an axis has its size from an attribute or from another axis."""
@@ -161,7 +183,14 @@ class Sources:
             self._attributes.append(Attribute(path, name, axes[axis]))
 
     def complete(self, modules: Mapping[str, nn.Module]) -> None:
-        """Add the attributes that are tuples of sizes, once all of these have been seen."""
+        """Add the attributes that are tuples of sizes, products or only compared, once all sizes have been seen."""
+        for stored, other in self.equal:
+            if _key(stored) not in self._stored:
+                self._source(stored, other.term)
+        for quotient in self.quotients:  # which stay, as in ``(self.dim // self.num_heads) ** -0.5``
+            whole, part = _key(quotient.dividend), _key(quotient.divisor)
+            if whole not in self._stored and part in self._stored:
+                self._source(quotient.dividend, product([self._stored[part], Atom(int(quotient))]))
         for (path, name), length in self._tuples.items():
             value = getattr(modules[path], name)
             terms = (self._stored.get((path, name, place), Atom(value[place])) for place in range(length))
@@ -172,7 +201,7 @@ class Sources:
         if isinstance(number, Length):
             return number.term
         if isinstance(number, Stored):
-            first = self._stored.setdefault((number.path, number.name, number.place), term)
+            first = self._stored.setdefault(_key(number), term)
             if number.place is None:
                 self._attributes.append(Attribute(number.path, number.name, first))
             else:
@@ -186,16 +215,20 @@ class Sources:
         return term
 
 
-def store(model: nn.Module, reads: set[Place]) -> None:
+def _key(number: Any) -> tuple[str, str, int | None]:
+    return number.path, number.name, number.place
+
+
+def store(model: nn.Module, sources: Sources) -> None:
     """Replace the integers among the attributes of modules, and in tuples of them; the caller restores them."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name.startswith("_"):
                 continue
             if type(value) is int:
-                vars(module)[name] = Stored.of(value, path, name, reads)
+                vars(module)[name] = Stored.of(value, path, name, sources)
             elif type(value) is tuple and value and all(type(each) is int for each in value):
-                numbers = (Stored.of(each, path, name, reads, place, len(value)) for place, each in enumerate(value))
+                numbers = (Stored.of(each, path, name, sources, place, len(value)) for place, each in enumerate(value))
                 vars(module)[name] = tuple(numbers)
 
 
@@ -238,9 +271,11 @@ class SizeWatch(TorchFunctionMode):
         axes = self.sources.axes_of(query)
         size, path = given["embed_dim_to_check"], getattr(given["embed_dim_to_check"], "path", None)
         if axes is not None:
-            self.sources.note(Found(out, 1, Length.of(axes[-1], size)))
+            separate = (given.get(f"{name}_proj_weight") for name in "qkv")
+            for weight, axis in ((out, 1), *((each, 0) for each in separate if each is not None)):
+                self.sources.note(Found(weight, axis, Length.of(axes[-1], size)))
         if isinstance(heads, Stored):
-            self.sources.note(Found(out, 1, heads, inner=size // heads))
+            self.sources.note(Found(out, 1, heads, inner=int(size) // int(heads)))
         if path is not None:
             self.sources.note(Found(query, query.ndim - 1, size))
             for name, tensor in (("kdim", given["key"]), ("vdim", given["value"])):

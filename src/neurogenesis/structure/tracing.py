@@ -96,7 +96,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.masks: set[str] = set()  # tensors that weights are multiplied by elementwise
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
         self.work: Work | None = None  # of the run
-        self.sources = Sources(self.axes_of, self.attributes)
+        self.sources = Sources(self.axes_of, self.attributes, self.reads)
         self._present: dict[int, Label] = {}  # of the inputs of the running operation, which are looked up often
         self._constant_calls: Counter[nn.Module] = Counter()
         self._reached: set[nn.Module] = set()  # modules whose input has depended on the model's input
@@ -344,7 +344,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
         if tracer.strict:
             stack.enter_context(_FailureWatch(tracer))
         else:
-            store(model, tracer.reads)
+            store(model, tracer.sources)
             stack.enter_context(SizeWatch(tracer.sources))
         outputs = call_model(call, example)
     mark_read(tracer.label(tensor) for tensor in tensors_in(outputs))
