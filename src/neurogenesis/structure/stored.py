@@ -184,12 +184,13 @@ class Sources:
 
     def complete(self, modules: Mapping[str, nn.Module]) -> None:
         """Add the attributes that are tuples of sizes, products or only compared, once all sizes have been seen."""
+        known = {(each.module, each.name) for each in self._attributes}
         for stored, other in self.equal:
-            if _key(stored) not in self._stored:
+            if (stored.path, stored.name) not in known:
                 self._source(stored, other.term)
         for quotient in self.quotients:  # which stay, as in ``(self.dim // self.num_heads) ** -0.5``
             whole, part = _key(quotient.dividend), _key(quotient.divisor)
-            if whole not in self._stored and part in self._stored:
+            if whole[:2] not in known and part in self._stored:
                 self._source(quotient.dividend, product([self._stored[part], Atom(int(quotient))]))
         for (path, name), length in self._tuples.items():
             value = getattr(modules[path], name)
