@@ -32,6 +32,7 @@ class Transformer(nn.Module):
     """Embeddings of characters and positions, blocks, and a linear layer that scores the next character.
 
     Example:
+        >>> import torch
         >>> model = Transformer(characters=100, length=64, blocks=2, size=64, heads=4, head_size=16, neurons=256)
         >>> model(torch.zeros(3, 64, dtype=torch.int64)).shape
         torch.Size([3, 64, 100])
