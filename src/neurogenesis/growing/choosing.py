@@ -221,12 +221,11 @@ def set_maximum_sizes(
     """
     if isinstance(given, Mapping):
         unused = set(map(layer_of, known.structure.unused))  # may have widths that are not known yet
-        kinds = {width.kind for width in known}  # a word that is none of these is a name
         by_kind = {width.name: given[width.kind] for width in known if width.kind in given}
         named: dict[str, Size] = by_kind | {
             known[name].name: size
             for name, size in given.items()
-            if name not in kinds and (name in known or (name not in unused and name not in get_args(Kinds)))
+            if name in known or (name not in unused and name not in get_args(Kinds))
         }
     else:
         named = {} if given is None else {layer.name: given for layer in layers}
