@@ -28,7 +28,7 @@ def start(strategy: str = "static", model: nn.Module | None = None, **depth: Any
     torch.manual_seed(0)
     model = Language(2) if model is None else model
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    options = {key: depth.pop(key) for key in ("max_parameters", "max_width", "example") if key in depth}
+    options = {key: depth.pop(key) for key in ("max_parameters", "max_flops", "max_width", "example") if key in depth}
     return model, optimizer, ng.Grower(model, optimizer, strategy, depth=ng.Deepening(**depth), **options)
 
 
@@ -60,6 +60,15 @@ def test_the_limit_of_parameters_is_said() -> None:
     model, optimizer, grower = start(blocks=9, at=1, max_parameters=2500)
     with pytest.warns(UserWarning, match="blocks gets 2 blocks, not 7: max_parameters=2500"):
         train(model, optimizer, grower, 1)
+
+
+def test_a_limit_of_operations_allows_so_many_blocks() -> None:
+    of_two, of_four = (ng.flops(Language(depth), TEXT) // len(TEXT) for depth in (2, 4))
+    model, optimizer, grower = start(blocks=9, at=1, max_flops=of_four + (of_four - of_two) // 4)
+    with pytest.warns(UserWarning, match="blocks gets 2 blocks, not 7: max_flops="):
+        train(model, optimizer, grower, 2)
+    assert len(model.blocks) == 4 and grower.flops == ng.flops(model, TEXT) // len(TEXT) == of_four
+    assert grower.training_flops == 3 * len(TEXT) * (of_two + of_four)
 
 
 def test_widths_and_their_state_follow_blocks_that_move() -> None:

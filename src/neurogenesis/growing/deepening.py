@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from ..depth.stacks import Stack
 from ..history import Event
 from ..notices import Notices
 from ..structure.examples import Example
+from ..structure.finding import last_widths
 from .settings import Settings
 from .trained import TrainedModel
 
@@ -145,6 +147,22 @@ class Deepener:
     def _affordable(self, stack: Stack, limit: int) -> int:
         return (limit - sum(own.numel() for own in self.model.parameters())) // max(1, max(stack.parameters))
 
+    def _allowed(self, stack: Stack) -> tuple[float, str]:
+        """The number of blocks that the budget allows to add, and the limit that allows no more."""
+        budget, known = self._settings.budget, last_widths(self.model)
+        found: list[tuple[float, str]] = [(math.inf, "")]
+        if budget.max_parameters is not None:
+            allowed = self._affordable(stack, budget.max_parameters)
+            found.append((max(0, allowed), f"max_parameters={budget.max_parameters}"))
+        if budget.max_flops is not None and known is not None:
+            of_path = known.structure.flops_with
+            dearest = max(
+                sum(of_path(inside=path) for path in stack.run.paths(number)) for number in range(stack.blocks)
+            )
+            allowed = (budget.max_flops - of_path()) // max(1, dearest)
+            found.append((max(0, allowed), f"max_flops={budget.max_flops}"))
+        return min(found)
+
     def next_step(self, step: int) -> float:
         """The next step, after this one, at which blocks are added."""
         return min((each for each in self._hops if each > step), default=float("inf"))
@@ -154,17 +172,18 @@ class Deepener:
         if step not in self._hops or self.stack is None:
             return []
         started = time.perf_counter()
-        stack, limit = self._present(), self._settings.max_parameters
+        stack = self._present()
         if stack is None:
             self._notices.warn(f"{self.stack} does not deepen: its blocks are not alike any more")
             return []
         count = self._hops[step] - max([self.initial, *(n for each, n in self._hops.items() if each < step)])
-        if limit is not None and count > (allowed := max(0, self._affordable(stack, limit))):
+        allowed, limit = self._allowed(stack)
+        if count > allowed:
             self._notices.warn(
-                f"{stack.name} gets {allowed} blocks, not {count}: max_parameters={limit} allows no more",
+                f"{stack.name} gets {allowed:g} blocks, not {count}: {limit} allows no more",
                 key=f"{stack.name} limit",
             )
-            count = allowed
+            count = int(allowed)
         if count < 1:
             return []
         plan = plan_deepening(self.model, stack, count, how=self.schedule.how, generator=self._generator)

@@ -403,9 +403,9 @@ class Structure:
             for name, own in model.named_parameters()
         )
 
-    def flops_with(self, sizes: Sizes | None = None) -> int:
-        """Floating-point operations of a forward pass of one sample at other widths; see `structure.flops`."""
-        return 0 if self.work is None else self.work.flops(self.axes, sizes) // self.work.samples
+    def flops_with(self, sizes: Sizes | None = None, inside: str = "") -> int:
+        """Floating-point operations of a forward pass of one sample at other widths, in a module or the whole model."""
+        return 0 if self.work is None else self.work.flops(self.axes, sizes, inside) // self.work.samples
 
 
 _PRECEDENCE = {"carrier": 0, "producer": 1, "consumer": 2}

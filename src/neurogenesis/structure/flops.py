@@ -81,6 +81,7 @@ def is_counted(name: str) -> bool:
 class Hidden:
     """Operations inside a module that a rule describes as a whole: they grow with the entries of its tensors."""
 
+    module: str
     operations: int
     tensors: tuple[str, ...]
     entries: int
@@ -93,14 +94,15 @@ class Work:
     Example:
         >>> from neurogenesis.structure.terms import Atom
         >>> rows, columns = Atom(8), Atom(4)
-        >>> work = Work(samples=10, entries=40, factors=[(10, columns, rows)])
+        >>> work = Work(samples=10, entries=40, factors=[("0", (10, columns, rows))])
         >>> work.flops({}), work.flops({}, {rows: 16})
         (640, 1280)
     """
 
     samples: int
     entries: int
-    factors: list[Factors] = field(default_factory=list)
+    factors: list[tuple[str, Factors]] = field(default_factory=list)
+    """Each with the path of the module that multiplies."""
     hidden: list[Hidden] = field(default_factory=list)
 
     @staticmethod
@@ -109,13 +111,19 @@ class Work:
         first = first_tensor(example)
         return Work(samples_in(first), max(1, 0 if first is None else first.numel()))
 
-    def flops(self, axes: Mapping[str, Sequence[Term]], sizes: Sizes | None = None) -> int:
-        """Operations of the pass, at other sizes if they are given; `axes` are those of the model's tensors."""
-        multiplied = sum(prod(_number(factor, sizes) for factor in each) for each in self.factors)
+    def flops(self, axes: Mapping[str, Sequence[Term]], sizes: Sizes | None = None, inside: str = "") -> int:
+        """Operations of the pass, at other sizes if they are given, inside a module; `axes` are of all tensors."""
+        factors = [each for path, each in self.factors if _is_inside(path, inside)]
+        multiplied = sum(prod(_number(factor, sizes) for factor in each) for each in factors)
         return 2 * multiplied + sum(
             each.operations * _entries(axes, each.tensors, sizes) // each.entries if each.entries else each.operations
             for each in self.hidden
+            if _is_inside(each.module, inside)
         )
+
+
+def _is_inside(path: str, module: str) -> bool:
+    return not module or path == module or path.startswith(f"{module}.")
 
 
 def _entries(axes: Mapping[str, Sequence[Term]], tensors: Sequence[str], sizes: Sizes | None) -> int:

@@ -196,7 +196,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if call.outputs:
             self._label_outputs(call, rule_for(func), inputs)
             if self.work is not None and is_counted(name := call.name.removeprefix("aten.")):
-                self.work.factors += multiplications(name, call.arguments, call.outputs[0], call.axes)
+                found = multiplications(name, call.arguments, call.outputs[0], call.axes)
+                self.work.factors += [(self.frames[-1].path, factors) for factors in found]
         self._present = {}
         return result
 
@@ -207,7 +208,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         frame = next(frame for frame in self.frames if frame.opaque)
         own = {id(tensor) for tensor in (*frame.module.parameters(), *frame.module.buffers())}
         names = tuple(name for name, tensor in self.tensors.items() if id(tensor) in own)
-        self.work.hidden.append(Hidden(operations, names, sum(self.tensors[name].numel() for name in names)))
+        self.work.hidden.append(
+            Hidden(frame.path, operations, names, sum(self.tensors[name].numel() for name in names))
+        )
 
     def _failure(self, call: OperationCall, rule: Callable[..., Any], inputs: Axes, error: Exception) -> Rejected:
         """Build the error for a failed operation: blame the axes that its rule finds in conflict, or else all."""
