@@ -15,6 +15,7 @@ import neurogenesis as ng
 from benchmarks import compile as compiling
 from benchmarks import (
     decisions,
+    deepening,
     dependent,
     fan_outs,
     newborn,
@@ -50,6 +51,13 @@ def test_growth_events_of_convolutions_can_be_timed() -> None:
 def test_the_widths_whose_growth_is_timed_can_grow() -> None:
     found = ng.widths(vgg11(0.0625), torch.randn(2, 3, 32, 32))
     assert all(found[name].growable for name in surgery.GROWN)
+
+
+def test_deepening_can_be_timed() -> None:
+    pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    found = deepening.medians(1, 2, **small)
+    assert set(found) == set(deepening.PARTS) and min(found.values()) > 0
 
 
 def test_pruned_networks_have_the_same_sizes_and_folding_helps() -> None:
