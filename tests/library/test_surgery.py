@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -489,6 +490,30 @@ def test_an_exported_program_must_be_deleted_first() -> None:
     del program
     ng.grow(model, "0", 1, optimizer=optimizer)
     assert model[0].out_features == model[2].in_features == len(optimizer.state[model[0].weight]["exp_avg"]) == 9
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # of torch's own layer
+def test_programs_are_looked_for_where_recurrent_layers_were_exported_and_only_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rnn(x)[0])
+
+    model, x = Reader(), randn(5, 2, 3)
+    monkeypatch.setattr(gc, "get_objects", lambda: pytest.fail("this takes long"))
+    ng.grow(model, "rnn", 1, example=x)
+    monkeypatch.undo()
+    program = torch.export.export(model, (x,))
+    with pytest.raises(RuntimeError, match="cannot be resized while an exported program contains it"):
+        ng.grow(model, "rnn", 1)
+    del program
+    ng.grow(model, "rnn", 1)
+    assert model.rnn.hidden_size == 6
 
 
 @pytest.mark.parametrize("failing", range(7))

@@ -52,9 +52,10 @@ def check_tensor(name: str, tensor: Tensor | None, edits: Sequence[TensorEdit]) 
 def check_programs(tensors: Mapping[str, Tensor]) -> None:
     """Raise an error if an exported program contains one of the tensors: it has their sizes built in.
 
-    Exporting leaves weak references to parameters, so that programs need be looked for only if there are some.
+    Programs are looked for among all objects, which takes long, only if a tensor has weak references as exporting
+    leaves them: with callbacks, unlike those of recurrent layers.
     """
-    if not any(weakref.getweakrefs(tensor) for tensor in tensors.values()):
+    if not any(each.__callback__ for tensor in tensors.values() for each in weakref.getweakrefs(tensor)):
         return
     gc.collect()  # programs that were deleted may wait for it
     programs = [each for each in gc.get_objects() if type(each) is ExportedProgram]
