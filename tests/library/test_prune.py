@@ -174,9 +174,10 @@ UNMEASURED = {
     "raw_parameters", "only_in_training", "low_rank_update", "pruned", "complex_layers", "mixture_of_experts",
     "recurrent", "long_short_term_memory", "projected_memory", "packed_sequences", "recurrent_cells",
 }  # fmt: skip
-UNFOLDED = {  # consumers that compute or share their weights, or feed back
+UNFOLDED = {  # consumers that are no layers, compute or share their weights, or feed back
     "tied_embedding": {"back"}, "recurrent_square": {"first"}, "weight_norm": {"0"}, "weight_norm_transposed": {"0"},
     "reparametrized_kernels": {"stem"}, "convolution_by_unfolding": {"conv"},
+    "products": {"own", "several", "several#2", "last", "mix"},
 }  # fmt: skip
 
 
