@@ -240,3 +240,25 @@ def test_a_config_is_only_searched_where_the_model_differs(monkeypatch: pytest.M
 
     monkeypatch.setattr("neurogenesis.integrations.configs.Build.by", fail)
     assert not update_config(model)
+
+
+def test_an_intermediate_output_is_named_with_the_way_to_say_that_it_is_internal(tmp_path: Path) -> None:
+    model, example = built("T5")
+    stream = "encoder.block.0.layer.0.SelfAttention.o"
+    reason = ng.widths(model, example)[stream].reason
+    assert reason is not None
+    assert "call neurogenesis.internal_outputs(model, 'encoder_last_hidden_state') if only" in reason
+    ng.internal_outputs(model, "encoder_last_hidden_state")
+    before = outputs(model, example)
+    options = {"do_sample": False, "max_new_tokens": 8, "min_new_tokens": 8}
+    generated = model.generate(TOKENS, **options)
+    doubled(model, example)
+    assert model.config.d_model == 8 and model.shared.embedding_dim == 16
+    assert torch.allclose(outputs(model, example), before, atol=1e-5)
+    assert all(torch.equal(model.generate(TOKENS, use_cache=cache, **options), generated) for cache in (True, False))
+    # The class would divide the outputs by the root of another width, as it computes that from the config.
+    with pytest.warns(UserWarning, match="T5Config gives model_dim 16, which is 8 here"):
+        assert not save_pretrained(model, tmp_path)
+    loaded = from_pretrained(T5ForConditionalGeneration, tmp_path)
+    assert torch.equal(outputs(loaded, example), outputs(model, example))
+    assert torch.equal(loaded.generate(TOKENS, **options), generated)

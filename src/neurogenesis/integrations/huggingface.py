@@ -27,11 +27,11 @@ from ..strategies import strategy as as_strategy
 from ..structure.finding import widths
 from ..structure.saved_sizes import SavedSizes
 from .checkpoints import KEY, resize_model, with_shared
-from .configs import has_adapters, update_config
+from .configs import config_problem, has_adapters, update_config
 from .growers import growth_of, training_samples
 from .pretrained import from_pretrained, save_pretrained, saved_files, saved_names
 
-__all__ = ["GrowerCallback", "from_pretrained", "save_pretrained", "update_config"]
+__all__ = ["GrowerCallback", "config_problem", "from_pretrained", "save_pretrained", "update_config"]
 
 
 class GrowerCallback(TrainerCallback):  # type: ignore[misc]

@@ -19,7 +19,7 @@ from .extensions import extensions
 from .kept import kept_of
 from .limits import fix_by_role, fix_parametrized, fix_shared, hold_unused, tie_widths
 from .modes import ordinary_tensors
-from .outputs import returned
+from .outputs import named_outputs
 from .reasons import Kind, Reason
 from .rehearsal import Run, attempt_growth, perturbed, rehearse, with_copied_buffers
 from .rules import Axes, RuleError
@@ -88,7 +88,8 @@ def find_widths(
         copies = with_copied_buffers(base, parameters)
         tracer = Tracer(model, copies, axes, strict=False)
         try:
-            outputs[run] = returned(model, trace(model, examples[number], tracer, copies, training))
+            named = named_outputs(model, trace(model, examples[number], tracer, copies, training))
+            outputs[run] = [tensor for _, tensor in named]
         except RuleError:
             raise
         except Exception as error:
@@ -98,9 +99,9 @@ def find_widths(
                 raise ValueError(f"the model rejects the example: {message}") from cause
             _warn(f"the model fails in training mode on this example ({message}): layers used only then are ignored")
             continue
-        for tensor in outputs[run]:
+        for output, tensor in named:
             for term in tracer.label(tensor).axes:
-                fix(term, Reason("a size of the model's output", Kind.OUTPUT))
+                fix(term, Reason("a size of the model's output", Kind.OUTPUT, output))
         for key, seen in tracer.operations.items():
             operations.setdefault(key, []).extend(seen)
         structure.add(tracer, copies)

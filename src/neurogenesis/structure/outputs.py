@@ -32,7 +32,7 @@ def internal_outputs(model: nn.Module, *which: str | int) -> None:
         ...         hidden = self.a(x).relu()
         ...         return self.b(hidden), hidden
         >>> model = Model()
-        >>> ng.widths(model, torch.randn(1, 4))["a"].reason
+        >>> ng.widths(model, torch.randn(1, 4))["a"].reason.partition(": ")[0]
         "a size of the model's output, as the model returns what b reads"
         >>> ng.internal_outputs(model, 1)
         >>> ng.widths(model, torch.randn(1, 4))["a"].growable
@@ -48,16 +48,22 @@ def internal_outputs(model: nn.Module, *which: str | int) -> None:
 
 def returned(model: nn.Module, outputs: Any) -> list[Tensor]:
     """The tensors in the outputs of a model that its callers read."""
+    return [tensor for _, tensor in named_outputs(model, outputs)]
+
+
+def named_outputs(model: nn.Module, outputs: Any) -> list[tuple[str | int | None, Tensor]]:
+    """The same, with the name or position of the output that each belongs to; None if there is a single one."""
     own = kept_of(model).internal_outputs | _arguments(model)
+    named: list[tuple[str | int | None, Any]] = [(None, outputs)]
     if isinstance(outputs, Mapping):
-        outputs = [value for key, value in outputs.items() if key not in own]
+        named = [(str(key), value) for key, value in outputs.items() if key not in own]
     elif isinstance(outputs, Sequence) and not isinstance(outputs, str):
         names = getattr(outputs, "_fields", range(len(outputs)))
-        kept = zip(names, outputs, strict=True)
-        outputs = [value for number, (name, value) in enumerate(kept) if not {name, number} & own]
+        kept = enumerate(zip(names, outputs, strict=True))
+        named = [(name, value) for number, (name, value) in kept if not {name, number} & own]
     elif not isinstance(outputs, Tensor) and hasattr(outputs, "__dict__"):
-        outputs = [value for key, value in vars(outputs).items() if key not in own]
-    return list(tensors_in(outputs))
+        named = [(key, value) for key, value in vars(outputs).items() if key not in own]
+    return [(name, tensor) for name, value in named for tensor in tensors_in(value)]
 
 
 def _arguments(model: nn.Module) -> set[str | int]:

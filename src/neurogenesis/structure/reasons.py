@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -59,10 +59,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason why a size cannot change."""
+    """A reason why a size cannot change; `output` is the name or position of a model's output that has it."""
 
     text: str
     kind: Kind = Kind.OPERATION
+    output: str | int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return self.text

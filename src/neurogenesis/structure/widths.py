@@ -151,6 +151,8 @@ class Width:
             return Reason(text, Kind.JOINED)
         if reason.kind is Kind.OUTPUT and producers and consumers:
             text = f"a size of the model's output, as the model returns what {consumers[0].module} reads"
+            if reason.output is not None:
+                text += f": call neurogenesis.internal_outputs(model, {reason.output!r}) if only the model itself reads it"
             return Reason(text, Kind.RETURNED)
         return reason
 
