@@ -152,7 +152,7 @@ class Width:
         if reason.kind is Kind.OUTPUT and producers and consumers:
             text = f"a size of the model's output, as the model returns what {consumers[0].module} reads"
             if reason.output is not None:
-                text += f": call neurogenesis.internal_outputs(model, {reason.output!r}) if only the model itself reads it"
+                text += f": call neurogenesis.internal_outputs(model, {reason.output!r}) if only the model reads it"
             return Reason(text, Kind.RETURNED)
         return reason
 
