@@ -145,7 +145,7 @@ def huggingface_models() -> Iterator[tuple[str, Maker]]:
         "bert": (lambda: hf.BertForSequenceClassification(hf.BertConfig(**words)), text),
         "clip": (lambda: hf.CLIPModel(hf.CLIPConfig(**clip)), {**text, "pixel_values": images(16)}),
         "distilbert": (
-            lambda: hf.DistilBertModel(
+            lambda: hf.DistilBertForSequenceClassification(
                 hf.DistilBertConfig(vocab_size=60, dim=32, n_layers=2, n_heads=4, hidden_dim=48)
             ),
             text,
@@ -178,7 +178,7 @@ def huggingface_models() -> Iterator[tuple[str, Maker]]:
 
     def made(name: str) -> tuple[nn.Module, Any]:
         make, example = makers[name]
-        model = make()
+        model = make().requires_grad_(True)  # Whisper's positions are frozen
         ng.internal_outputs(model, *hidden.get(name, ()))
         return model, example
 

@@ -217,7 +217,7 @@ def _same_values(config: Any, pairs: Sequence[tuple[float, float]]) -> Iterator[
         counted = [
             (path, name, _counted(value, int(new)))
             for path, name, value in fields
-            if isinstance(old, int) and len(value if isinstance(value, dict) else ()) == old and _is_counted(value)
+            if isinstance(value, dict) and isinstance(old, int) and len(value) == old and _is_counted(value)
         ]
         for path in dict.fromkeys(path for path, *_ in counted):
             yield [change for change in counted if change[0] == path]
@@ -228,7 +228,7 @@ def _same_values(config: Any, pairs: Sequence[tuple[float, float]]) -> Iterator[
 def _factors(config: Any, pairs: Sequence[tuple[float, float]]) -> Iterator[list[Change]]:
     """Changes of fields that are a factor of the old value, or that the value is divided by, such as heads."""
     for old, new in pairs:
-        if not isinstance(old, int) or not isinstance(new, int):
+        if not isinstance(old, int) or not isinstance(new, int) or min(old, new) < 1:
             continue
         for path, name, value in _fields(config):
             if type(value) is int and value > 0 and value != old:
@@ -238,7 +238,7 @@ def _factors(config: Any, pairs: Sequence[tuple[float, float]]) -> Iterator[list
                     yield [(path, name, value * old // new)]
 
 
-def _is_counted(value: Any) -> bool:
+def _is_counted(value: Mapping[Any, Any]) -> bool:
     """Whether a dict names the numbers from 0 on, or numbers names so."""
     numbers = list(range(len(value)))
     return bool(value) and (list(value) == numbers or list(value.values()) == numbers)
