@@ -22,6 +22,8 @@ class Kept:
         resized_interfaces: axes of tensors that have the size of an input or output and were resized (`interfaces`).
         interfaces: those found last (`interfaces`).
         stacks: those found last (`depth.stacks`).
+        origins: stacks that have got other blocks (`origins`).
+        surgeries: when entries of parameters were added (`surgery.newborn`).
         built: what its config builds, and that config (`integrations.configs`).
         internal_run: whether the library runs it, which hooks ignore (`running`).
         constant_calls: the number of its calls before the first that depends on the model's input (`running`).
@@ -36,6 +38,8 @@ class Kept:
     resized_interfaces: frozenset[tuple[str, int]] = frozenset()
     interfaces: Any = None
     stacks: Any = None
+    origins: tuple[Any, ...] = ()
+    surgeries: Any = None
     built: Any = None
     internal_run: bool = False
     constant_calls: int = 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
+
+from .kept import kept_of
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,12 @@ class Origins:
         return Origins(".".join(filter(None, (path, self.parent))), self.first, self.count, self.blocks)
 
 
-_ORIGINS: WeakKeyDictionary[nn.Module, tuple[Origins, ...]] = WeakKeyDictionary()
-
-
 def origins_of(model: nn.Module) -> tuple[Origins, ...]:
     """The stacks of a model that have got other blocks; outer stacks first."""
-    return _ORIGINS.get(model, ())
+    found: tuple[Origins, ...] = kept_of(model).origins
+    return found
 
 
 def set_origins(model: nn.Module, found: Sequence[Origins]) -> None:
     """Set what `origins_of` returns."""
-    _ORIGINS[model] = tuple(sorted(found, key=lambda each: each.parent.count(".")))
+    kept_of(model).origins = tuple(sorted(found, key=lambda each: each.parent.count(".")))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from ..structure.axes import unwrapped
 from ..structure.edits import Edit
+from ..structure.kept import kept_of
 from .ages.births import Run, edited_runs
 from .optimizer_state import Optimizers, as_list
 
@@ -31,18 +31,17 @@ class _Log:
     records: dict[int, _Record] = field(default_factory=dict)  # by id of the parameter, which they keep alive
 
 
-_LOGS: WeakKeyDictionary[nn.Module, _Log] = WeakKeyDictionary()
-
-
 def moment(model: nn.Module) -> int:
     """The number of surgeries on a model so far, for `new_parameters`."""
-    log = _LOGS.get(unwrapped(model))
+    log: _Log | None = kept_of(unwrapped(model)).surgeries
     return 0 if log is None else log.moment
 
 
 def note_surgery(model: nn.Module, edits: Sequence[tuple[Tensor, Sequence[Edit]]], new: Sequence[Tensor]) -> None:
     """Note the edits of tensors, and new parameters, of a surgery on a model."""
-    log = _LOGS.setdefault(model, _Log())
+    kept = kept_of(model)
+    log: _Log = kept.surgeries or _Log()
+    kept.surgeries = log
     log.moment += 1
     present = {id(own) for own in model.parameters()}
     for tensor, own in edits:
@@ -118,7 +117,8 @@ def new_parameters(model: nn.Module, since: int = 0) -> NewParameters:
         ['6.weight', '6.bias']
     """
     model = unwrapped(model)
-    log, masks = _LOGS.get(model), {}
+    log: _Log | None = kept_of(model).surgeries
+    masks = {}
     for name, parameter in model.named_parameters():
         record = None if log is None else log.records.get(id(parameter))
         if record is not None:
