@@ -340,3 +340,21 @@ def test_a_decoder_that_needs_heads_gets_them_and_goes_on_from_a_file_to_the_bit
     assert again[2].widths == run[2].widths
     for own, other in zip(run[0].parameters(), again[0].parameters(), strict=True):
         assert torch.equal(own, other)
+
+
+def test_layers_that_run_with_would_be_neurons_inside_another_module_have_no_shortcut_around_them() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.out = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.out(self.lstm(x)[0])
+
+    model = nn.Sequential(nn.Linear(5, 4), Recurrent(), nn.ReLU(), nn.Linear(3, 2))
+    grower = grower_of(model, example=randn(2, 7, 5), include=["1.lstm"])
+    (layer,) = grower.layers
+    step(model, grower.optimizers[0], randn(8, 7, 5))
+    ((seen,),) = layer.passes_with(layer.random_fan_ins(3, torch.Generator().manual_seed(1)))
+    assert layer._shortcuts == [None]
+    assert seen.h.shape == (8, 7, 3)

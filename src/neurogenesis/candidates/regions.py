@@ -46,13 +46,13 @@ class Region:
         return self.model.get_submodule(self.route.region)
 
     def in_pair(self, candidates: Candidates, pair: Pair, seed: int) -> Tensor | None:
-        """The consumer's input from candidates in a recorded pass; None if the region's arguments are lost."""
+        """The consumer's input from candidates in a recorded pass; None if that cannot be repeated."""
         call = pair.region
         return None if call is None or not call.intact else self.in_call(candidates, pair.H_prev, call, seed)
 
     @torch.no_grad()
-    def in_call(self, candidates: Candidates, H_prev: Tensor, call: ModelCall, seed: int = 0) -> Tensor:
-        """The consumer's input from candidates alone.
+    def in_call(self, candidates: Candidates, H_prev: Tensor, call: ModelCall, seed: int = 0) -> Tensor | None:
+        """The consumer's input from candidates alone; None if it does not run.
 
         Args:
             candidates: the candidates.
@@ -72,6 +72,8 @@ class Region:
         call = call.with_tensors(call.tensors)  # containers of its own, such as a cache, to which a run may add
         with internal_run(self.model):
             replay(self.module, call, watches, tensors=self._own(tensors), attributes=attributes, seed=seed)
+        if not found:
+            return None
         positions = self.width.positions_with(axis, count).flatten()
         return found[0].index_select(channel_dim(consumer), positions.to(found[0].device))
 

@@ -21,6 +21,7 @@ from ..passes.samples import Samples
 from ..structure.axes import Axis
 from ..structure.paths import tensor_at
 from ..structure.running import constant_calls
+from ..structure.weight_norm import weight_of
 from ..structure.widths import Width
 from .chains import Chain, ChainRun
 from .grown import Candidates, apply_weights, grown_tensors
@@ -276,7 +277,12 @@ class Trials:
             return False
         finally:
             handle.remove()
-        if expected is None or (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        if (
+            expected is None
+            or found is None
+            or again is None
+            or (found.shape, found.dtype) != (expected.shape, expected.dtype)
+        ):
             return False
         return bool(torch.allclose(found, expected, rtol=1e-4, atol=1e-6)) or (
             training and not torch.equal(found, again)
@@ -289,9 +295,7 @@ class Trials:
     def _random_fan_in(self, count: int) -> Tensor:
         """Random weights in the first producer."""
         axis = self.route.producer
-        weight = self.model.get_submodule(axis.module).weight
-        assert isinstance(weight, Tensor)
-        rows = weight.detach().movedim(axis.axis, 0)
+        rows = weight_of(self.model, axis.tensor).detach().movedim(axis.axis, 0)
         noise = torch.randn(count, axis.per_neuron, *rows.shape[1:], generator=torch.Generator().manual_seed(0))
         scaled: Tensor = noise.to(rows) / rows[0].numel() ** 0.5
         return scaled

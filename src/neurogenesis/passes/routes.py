@@ -197,7 +197,7 @@ def _find_route(
         chain, flattened = _chain(order[start : stop + 1], modules) if alone else (None, False)
         called, own = frozenset(first_call), {name: products[name] for name in products if name in first_call}
         by_product = any(axis.tensor in own for axis in (*producers, consumer))
-        region = None if by_product else _region(width, [*producers, consumer], entered)
+        region = _region(width, [*producers, consumer], entered) if alone and not by_product else None
         return Route(
             producer, consumer, consumer, "input", between, later, called, chain, flattened, region, products=own
         )
