@@ -77,7 +77,9 @@ def counts(found: ng.Widths) -> dict[str, Any]:
 
 def _in_short(reason: str) -> str:
     """A reason without the places that differ between layers."""
-    return re.sub(r"( in | of )[\w.]+ \(\w+\)", r"", re.sub(r" \(as .*\)$|: .*|, as the model.*", "", reason))
+    return re.sub(
+        r"( in | of )([\w.]+|the model) \(\w+\)", r"", re.sub(r" \(as .*\)$|: .*|, as the model.*", "", reason)
+    )
 
 
 def run(family: str, only: list[str], known: dict[tuple[str, str], dict[str, Any]], file: Path | None) -> list[Any]:
