@@ -298,7 +298,7 @@ def test_a_checkpoint_in_several_files_is_resumed(moved: tuple[Trainer, Path], t
     checkpoint = tmp_path / "checkpoint-4"
     shutil.copytree(source, checkpoint)
     (checkpoint / "model.safetensors").unlink()
-    from_pretrained(BertForSequenceClassification, source).save_pretrained(checkpoint, max_shard_size="4KB")
+    from_pretrained(BertForSequenceClassification, source).save_pretrained(checkpoint, max_shard_size="3KB")
     assert len(list(checkpoint.glob("model-*.safetensors"))) > 2
     again = trainer_in(tmp_path, growing())
     again.train(resume_from_checkpoint=str(checkpoint))
@@ -732,5 +732,6 @@ def test_weights_without_sizes_are_named_with_the_way_to_load_them(tmp_path: Pat
 def test_the_example_runs_and_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "huggingface_trainer.py"))
     callback = example["main"](60, tmp_path)
-    assert min(callback.grower.widths.values()) >= 8 and len(callback.grower.history.events) > 0
+    widths = callback.grower.widths
+    assert min(size for name, size in widths.items() if "mlp" in name) >= 8 and len(callback.grower.history.events) > 0
     assert "the config describes the grown model:" in capsys.readouterr().out

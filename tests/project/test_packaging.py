@@ -19,6 +19,7 @@ APPLICATION = ("experiments", "report", "cli", "__main__.py")  # everything else
 INTEGRATIONS = {  # the extras whose distributions a file may import
     "accelerate.py": "huggingface",
     "checkpoints.py": "huggingface",
+    "configs.py": "huggingface",
     "huggingface.py": "huggingface",
     "lightning.py": "lightning",
     "lightning_module.py": "lightning",
