@@ -16,12 +16,15 @@ from ..depth.deepening import plan_deepening
 from ..depth.finding import known_stacks, stacks
 from ..depth.planning import How
 from ..depth.stacks import Stack
-from ..history import Event
+from ..history import Event, History
 from ..notices import Notices
 from ..structure.examples import Example
 from ..structure.finding import last_widths
+from ..structure.widths import Widths
+from .schedule import Schedule
 from .settings import Settings
 from .trained import TrainedModel
+from .watching import Watching
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class Deepener:
     Args:
         trained: the model.
         settings: the settings of the grower.
-        schedule: when, and to how many blocks.
+        schedule: when, and to how many blocks; None if no blocks are added.
         generator: source of random weights.
         notices: warnings.
     """
@@ -113,7 +116,7 @@ class Deepener:
         self,
         trained: TrainedModel,
         settings: Settings,
-        schedule: Deepening,
+        schedule: Deepening | None,
         generator: torch.Generator,
         notices: Notices,
     ):
@@ -123,26 +126,27 @@ class Deepener:
         self._parent = ""
         self.initial = 0  # number of blocks at first
         self._hops: dict[int, int] = {}
+        self._before: dict[nn.Module, str] = {}  # paths of modules before the latest blocks were added
 
     def begin(self, examples: Sequence[Example]) -> None:
         """Find the stack in the model, unless it is known."""
-        if self.stack is not None:
+        if self.schedule is None or self.stack is not None:
             return
         with torch.no_grad():
             found = stacks(self.model, list(examples))
         stack = _chosen(list(found), self.schedule)
         self.stack, self._parent, self.initial = stack.name, stack.run.parent, stack.blocks
-        self._set_hops(stack)
+        self._hops = self._hops_of(self.schedule, stack)
 
-    def _set_hops(self, stack: Stack) -> None:
-        final = self.schedule.blocks
+    def _hops_of(self, schedule: Deepening, stack: Stack) -> dict[int, int]:
+        final = schedule.blocks
         if final is None:
-            assert self.schedule.parameters is not None
-            final = stack.blocks + max(0, self._affordable(stack, self.schedule.parameters))
+            assert schedule.parameters is not None
+            final = stack.blocks + max(0, self._affordable(stack, schedule.parameters))
         final = final if isinstance(final, int) else final[-1]
         if final < stack.blocks:
             raise ValueError(f"{stack.name} has {self.initial} blocks already, and is to have {final}")
-        self._hops = self.schedule.hops(self.initial, final)
+        return schedule.hops(self.initial, final)
 
     def _affordable(self, stack: Stack, limit: int) -> int:
         return (limit - sum(own.numel() for own in self.model.parameters())) // max(1, max(stack.parameters))
@@ -169,7 +173,7 @@ class Deepener:
 
     def deepen(self, step: int) -> list[Event]:
         """Add the blocks that are due at a step; returns the event, if there is one."""
-        if step not in self._hops or self.stack is None:
+        if self.schedule is None or self.stack is None or step not in self._hops:
             return []
         started = time.perf_counter()
         stack = self._present()
@@ -186,11 +190,20 @@ class Deepener:
             count = int(allowed)
         if count < 1:
             return []
+        self._before = {module: path for path, module in self.model.named_modules()}
         plan = plan_deepening(self.model, stack, count, how=self.schedule.how, generator=self._generator)
         with self._trained.surgery() as surgery:
             surgery.apply(plan)
         seconds = time.perf_counter() - started
         return [Event(step, stack.name, plan.before, plan.after, None, None, seconds, "blocks")]
+
+    def follow(self, watching: Watching, schedule: Schedule, history: History) -> Widths:
+        """Find the widths after blocks were added; what is known of those with other paths goes by their new names."""
+        known = [*(layer.name for layer in watching.layers), *history.latest]
+        names = moved_names(self._before, self.model, known)
+        history.rename(names)
+        schedule.rename(names)
+        return watching.find_again(names)
 
     def _present(self) -> Stack | None:
         """The stack as it is now; the largest in its place, if blocks have become different as widths grew."""
@@ -199,8 +212,10 @@ class Deepener:
             return found[str(self.stack)]
         return max((each for each in found if each.run.parent == self._parent), key=lambda e: e.blocks, default=None)
 
-    def row(self, step: int) -> tuple[str, int, str]:
-        """The stack, its number of blocks, and what comes next, for a table."""
+    def row(self, step: int) -> tuple[str, int, str] | None:
+        """The stack, its number of blocks, and what comes next, for a table; None if no blocks are added."""
+        if self.schedule is None:
+            return None
         if self.stack is None:
             return self.schedule.stack or "blocks", 0, "before the first batch"
         stack = self._present()
@@ -210,12 +225,16 @@ class Deepener:
         )
         return self.stack, 0 if stack is None else stack.blocks, text
 
-    def state(self) -> dict[str, Any]:
-        """What is needed to go on."""
+    def state(self) -> dict[str, Any] | None:
+        """What is needed to go on; None if no blocks are added."""
+        if self.schedule is None:
+            return None
         return {"stack": self.stack, "parent": self._parent, "initial": self.initial, "hops": dict(self._hops)}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from a state, if there is one."""
+        if self.schedule is None or state is None:
+            return
         self.stack, self._parent, self.initial = state["stack"], state["parent"], state["initial"]
         self._hops = dict(state["hops"])
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..defaults import MAX_INTERVAL, STRATEGY
-from ..depth.loading import match_depth
 from ..history import Event, History
 from ..layer import Layer
 from ..notices import Notices
@@ -19,24 +18,20 @@ from ..passes.replay import ModelCall
 from ..passes.samples import Samples
 from ..passes.training import TrainingPasses
 from ..strategies import Strategy
-from ..structure.axes import Structure
 from ..structure.examples import Examples, examples_in
 from ..structure.modes import ordinary_tensors
-from ..structure.origins import Origins, origins_of
-from ..structure.saved_sizes import SavedSizes
 from ..structure.widths import Widths
 from ..surgery.attached import attach, leave
 from ..surgery.checks import check_average
 from ..surgery.optimizer_state import Optimizers
-from ..surgery.resizing import resize_to_saved
 from .accumulation import accumulating
 from .choosing import as_call, as_example, has_convolutions
-from .deepening import Deepener, Deepening, moved_names
+from .deepening import Deepener, Deepening
 from .looking import Looks
 from .mismatch import MismatchNote, explain_failure
 from .overview import overview
 from .recording import APART, NOT_RUN, Recorder, apart
-from .saving import Growth, check_strategy
+from .saving import Growth
 from .schedule import Schedule
 from .settings import MaxWidth, Setting, Settings
 from .trained import TrainedModel, checked_model, checked_optimizers
@@ -57,16 +52,14 @@ class Grower:
             batch. Layers that it does not use are resized when they are first called.
         max_width: the maximum size of each width: an int (number of neurons), a factor of the initial size (``2.0`` or
             ``"2x"``), or a mapping from names or kinds to these. By default 64 times the initial size with 'need', 16
-            times with strategies that do not stop by themselves, and unlimited with others or if there is a budget.
-            Unless this argument or a schedule says otherwise, heads stop when together they have as many neurons as the
-            layer that reads them has outputs, which is where most models begin.
+            times with strategies that do not stop by themselves, and unlimited with others or if there is a budget;
+            heads stop when together they have as many neurons as the layer that reads them has outputs.
         max_parameters: the maximum number of parameters of the model; unlimited by default. When it is reached, neurons
             go to the widths that want most of them per parameter.
         max_flops: the same for the floating-point operations of a forward pass of one sample; see `neurogenesis.flops`.
-        round_to: grow widths to multiples of this number, such as 8, which suits hardware. Heads and groups are whole,
-            and are not rounded.
+        round_to: grow neurons, but not heads or groups, to multiples of this number, such as 8, which suits hardware.
         include: patterns of the widths to grow, such as ``["features.*"]``, or kinds, such as ``["heads"]``; all by
-            default. A word that is a kind means the kind, so a width that is called heads is meant by ``"[h]eads"``.
+            default. A word that is a kind always means the kind.
         exclude: patterns or kinds of widths not to grow.
         tie: groups of patterns of widths that grow together, as in `neurogenesis.widths`.
         ema: an averaged copy of the model, which grows too.
@@ -82,11 +75,9 @@ class Grower:
             one; by default 1568, or 128 in networks with convolutions, and at least twice as many as there are neurons.
         seed: seed of all random numbers of growth. Torch's global random state is not used.
         ages: whether the optimizer treats new weights as if training had just begun; see `neurogenesis.ages`.
-        margin: whether random fan-in is balanced and long enough to survive the first steps; see
-            `neurogenesis.surgery.reach`. Otherwise it has the mean norm of the present neurons, as in the paper.
+        margin: whether random fan-in is balanced and survives the first steps; see `neurogenesis.surgery.reach`.
 
     The last five, from `every` on, are for experiments: their defaults are right for training.
-
     A model has one grower: a new one for the same model replaces the present one.
 
     Example:
@@ -155,24 +146,19 @@ class Grower:
             self._trained, self.settings, self._recorder, self._watching, self._schedule, self.history, self.generator,
             self._notices,
         )  # fmt: skip
+        self._deepener = Deepener(self._trained, self.settings, depth, self.generator, self._notices)
         self._growth = Growth(
-            self._watching, self._schedule, self._looks, self.generator, self.buffer, self.history, self.samples
-        )
-        self._deepener = None if depth is None else Deepener(
-            self._trained, self.settings, depth, self.generator, self._notices
+            self._trained, self.settings, self._recorder, self._watching, self._schedule, self._looks, self._deepener,
+            self.generator, self.history, self._begin, self._watch_called,
         )  # fmt: skip
         self._attached = True
         self._busy_from: float = 0  # the first step after which there is something to do
         self._mismatch_note = MismatchNote(self.model, lambda: self._watching.widths)
         self._passes = TrainingPasses(
-            self.model,
-            before=self._before_pass,
-            after=self._recorder.end_pass,
-            unrecorded=self._recorder.count_pass,
-            compiled=self._compiled_pass,
-            failed=lambda error: explain_failure(error, self.layers),
+            self.model, before=self._before_pass, after=self._recorder.end_pass, unrecorded=self._recorder.count_pass,
+            compiled=self._compiled_pass, failed=lambda error: explain_failure(error, self.layers),
             wrapper=model if getattr(model, "_orig_mod", None) is self.model else None,
-        )
+        )  # fmt: skip
         try:
             self._trained.watch_optimizers()
             if example is not None:
@@ -193,19 +179,12 @@ class Grower:
     @property
     def flops(self) -> int:
         """Floating-point operations of a forward pass of one sample, as `neurogenesis.flops` counts them."""
-        return 0 if self._structure is None else self._structure.flops_with()
+        return 0 if self._watching.structure is None else self._watching.structure.flops_with()
 
     @property
     def training_flops(self) -> int:
-        """Floating-point operations of all training passes so far, each three times those of its forward pass.
-
-        Those of growing itself are not counted.
-        """
-        return self._recorder.compute.total(self._structure)
-
-    @property
-    def _structure(self) -> Structure | None:
-        return None if self._watching.widths is None else self._watching.widths.structure
+        """Floating-point operations of all training passes so far, three times those forward; growing not counted."""
+        return self._recorder.compute.total(self._watching.structure)
 
     @property
     def layers(self) -> list[Layer]:
@@ -237,24 +216,18 @@ class Grower:
         return self._passes.eager
 
     def __str__(self) -> str:
-        watched = self._watching.watched
-        layers = None if watched is None else self.layers
-        names = {} if watched is None else watched.left_out
-        left_out = {} if watched is None else {name: (watched.widths[name].size, why) for name, why in names.items()}
         waiting, compute = self._schedule.waiting(self.steps), (self.flops, self.training_flops)
-        deeper = None if self._deepener is None else self._deepener.row(self.steps)
-        return overview(self.strategy, layers, self.history, waiting, self._looks.missing, left_out, *compute, deeper)
+        watched, depth = self._watching.watched, self._deepener.row(self.steps)
+        return overview(self.strategy, watched, self.history, waiting, self._looks.missing, *compute, depth)
 
     def _begin(self, calls: Sequence[ModelCall]) -> None:
         """Find the widths in calls of the model, unless they are known, and watch those that can grow."""
         if self._watching.watched is not None:
             return
         known = self._watching.find(calls)
-        if self._deepener is not None:
-            self._deepener.begin([as_example(self.model, call) for call in calls])
+        self._deepener.begin([as_example(self.model, call) for call in calls])
         self._watch(known)
-        if "activations" in self.strategy.trigger.needs and self.layers:
-            self._looks.untrained = self._watching.untrained()
+        self._looks.begin()
 
     def _watch(self, known: Widths) -> None:
         """Watch the widths that can grow; those that are watched already keep their state."""
@@ -301,8 +274,7 @@ class Grower:
         known = self._watching.widths
         if known is not None and known.structure.not_called:  # attached before the model was wrapped
             self._watch(known)
-        if self._looks.untrained is not None:  # attached before DistributedDataParallel made the models equal
-            self._looks.untrained = self._looks.untrained.of_first(processes)
+        self._looks.join(processes)
 
     def _prepare_passes(self) -> None:
         """Record what the next look needs; a model that has just grown runs uncompiled, as it may grow again soon."""
@@ -315,8 +287,8 @@ class Grower:
         self._passes.run_eagerly(bool(names) or grown or unknown)
         # Before the next look, its passes are prepared.
         busy = grown or unknown or self._watching.may_change
-        deeper = float("inf") if self._deepener is None else self._deepener.next_step(self.steps)
-        self._busy_from = 0 if busy else min(self._schedule.next_look(growable), deeper) - 1
+        coming = min(self._schedule.next_look(growable), self._deepener.next_step(self.steps))
+        self._busy_from = 0 if busy else coming - 1
 
     # --- steps -------------------------------------------------------------------------------------------
 
@@ -356,7 +328,7 @@ class Grower:
             self._notices.warn(problem)
         else:
             self.steps += 1
-            self._recorder.compute.settle(self._structure)
+            self._recorder.compute.settle(self._watching.structure)
             if not self._watch_called():  # what was recorded at this step lacks the layers
                 events = self._look(closure)
             events += self._deepen()
@@ -372,86 +344,38 @@ class Grower:
         names = self._schedule.due(self.steps)
         due = [layer for layer in self.layers if layer.name in names and not layer.full]
         if due or self._watching.dead is not None:
-            self._recorder.processes.meet(
-                "grower.step() was called in process {here}, but not in process {others}: call it after every "
-                "gradient step in every process",
-                seconds=10,
-            )
+            self._looks.meet()
         grown = self._looks.look(self.steps, due, closure) if due else []
         return grown + self._looks.drop_dead(self.steps)
 
     def _deepen(self) -> list[Event]:
         """Add blocks if it is time, and watch the widths in them."""
-        if self._deepener is None or self._deepener.next_step(self.steps - 1) != self.steps:
-            return []
-        before = {module: path for path, module in self.model.named_modules()}
         events = self._deepener.deepen(self.steps)
         if events:
-            self._follow_depth(before)
+            known = self._deepener.follow(self._watching, self._schedule, self.history)
             self.history.events += events
+            self._recorder.clear()
+            self._watch(known)
         return events
-
-    def _follow_depth(self, before: Mapping[nn.Module, str]) -> None:
-        """Watch the widths of a model whose modules had other paths before."""
-        names = moved_names(before, self.model, [*(layer.name for layer in self.layers), *self.history.latest])
-        self.history.rename(names)
-        self._schedule.rename(names)
-        self._recorder.clear()
-        self._watch(self._watching.find_again(names))
 
     # --- saving and loading ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """State needed to resume growth: sizes, baselines, buffered inputs, the random state and the history."""
         self._watch_called()
-        depth = None if self._deepener is None else self._deepener.state()
-        stacks = [each.state() for each in origins_of(self.model)]
-        numbers = {"steps": self.steps, "training_flops": self.training_flops}
-        own = {"strategy": repr(self.strategy), **numbers, "depth": depth, "stacks": stacks}
-        return {**own, **self._growth.state()}
+        return {"steps": self.steps, **self._growth.state()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state.
-
-        The model is grown or shrunk to the saved sizes, unless these are not in the state, as they were saved with the
-        model. Load the states of model and optimizer afterwards.
-        """
-        with self._trained.surgery() as surgery:
-            match_depth(surgery, (), [Origins.from_state(each) for each in state.get("stacks", ())])
-            self.check_state(state)
-        if state["example"] is None and self._watching.watched is not None:
-            self._start_again()
-        with self._trained.surgery() as surgery:
-            resize_to_saved(surgery, {}, SavedSizes(state.get("sizes", {})), known=self._watching.widths)
+        """Resume from a saved state; the model gets its sizes. Load the states of model and optimizer afterwards."""
         self._growth.load(state)
-        if self._deepener is not None and state.get("depth") is not None:
-            self._deepener.load(state["depth"])
         self.steps = state["steps"]
-        self._recorder.compute.load(state.get("training_flops", 0))
         self._recorder.start_step()
         self._prepare_passes()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless a state can be loaded; finds the widths first if they are not known."""
-        self._watch_called()
-        check_strategy(state["strategy"], self.strategy)
-        known = self._watching.widths
-        if known is not None and known.structure.outdated is not None:  # blocks were added or removed by hand
-            self._start_again()
-        if state["example"] is None:
-            return  # it was saved before the first training pass
-        with ordinary_tensors():
-            examples = [state["example"], *state.get("further examples", ())]
-            self._begin([ModelCall.from_parts(*each) for each in examples])
-        self._watching.check_state(state)
-
-    def _start_again(self) -> None:
-        """Wait for the first training pass, as a new grower does."""
-        self._watching.start_again()
-        self._looks.untrained = None
-        self._schedule.start(())
-        self._recorder.start_again()
+        self._growth.check(state)
 
     def inputs_resized(self) -> None:
         """Drop the latest inputs: the model takes others from now on."""

@@ -70,6 +70,24 @@ class Looks:
     def _strategy(self) -> Strategy:
         return self._settings.strategy
 
+    def begin(self) -> None:
+        """Keep the untrained model, if the trigger compares with it."""
+        if "activations" in self._strategy.trigger.needs and self._watching.layers:
+            self.untrained = self._watching.untrained()
+
+    def meet(self) -> None:
+        """Wait for the other processes, which must be at the same step."""
+        self._recorder.processes.meet(
+            "grower.step() was called in process {here}, but not in process {others}: call it after every gradient "
+            "step in every process",
+            seconds=10,
+        )
+
+    def join(self, processes: Processes) -> None:
+        """Take the untrained model of the first process: if it was kept before wrapping, they need not be equal."""
+        if self.untrained is not None:
+            self.untrained = self.untrained.of_first(processes)
+
     def look(self, step: int, due: Sequence[Layer], closure: Callable[[], Any] | None) -> list[Event]:
         """Ask the trigger about the layers that are due, and grow those that need it."""
         watched = self._watching.watched

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -10,16 +10,16 @@ from ..history import History, Observation
 from ..layer import Layer
 from ..strategies import Strategy
 from ..tables import table
+from .watching import Watched
 
 
 @torch.no_grad()
 def overview(
     strategy: Strategy,
-    layers: Sequence[Layer] | None,
+    watched: Watched | None,
     history: History,
     next_looks: Mapping[str, int],
     missing: Mapping[str, str],
-    left_out: Mapping[str, tuple[int, str]],
     flops: int,
     training_flops: int,
     depth: tuple[str, int, str] | None = None,
@@ -28,19 +28,18 @@ def overview(
 
     Args:
         strategy: the strategy.
-        layers: layers of all watched widths; None if they are not known yet.
+        watched: the widths that are watched; None if they are not known yet.
         history: what the trigger has seen.
         next_looks: the step of the next look at each width that is not looked at for a while.
         missing: what was missing at the latest look before a width could be measured, if something was.
-        left_out: sizes of widths that the strategy cannot grow, and why.
         flops: floating-point operations of a forward pass of one sample.
         training_flops: those of the training so far.
         depth: a stack that deepens: its name, its number of blocks, and what comes next.
     """
-    if layers is None:
+    if watched is None:
         return "before the first batch: the widths are not known yet (pass example= to find them immediately)"
     rows = []
-    for layer in layers:
+    for layer in watched.layers:
         seen = history.latest.get(layer.name)
         maximum = "unlimited" if layer.maximum is None else str(layer.maximum)
         metric, threshold = (None, None) if seen is None else (seen.metric, seen.threshold)
@@ -56,7 +55,8 @@ def overview(
                 _state(strategy, layer, seen, next_looks.get(layer.name), missing.get(layer.name)),
             )
         )
-    rows += [(name, str(size), *"----", f"does not grow: {why}") for name, (size, why) in left_out.items()]
+    for name, why in watched.left_out.items():
+        rows.append((name, str(watched.widths[name].size), *"----", f"does not grow: {why}"))
     if depth is not None:
         rows.append((f"blocks of {depth[0]}", str(depth[1]), *["-"] * 4, depth[2]))
     widths = table(("width", "size", "maximum", "measured", "threshold", "at step", ""), rows)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..depth.loading import match_depth
 from ..history import History
-from ..passes.buffers import Buffer
-from ..passes.samples import Samples
+from ..passes.replay import ModelCall
 from ..strategies import Strategy
+from ..structure.modes import ordinary_tensors
+from ..structure.origins import Origins, origins_of
+from ..structure.saved_sizes import SavedSizes
+from ..surgery.resizing import resize_to_saved
+from .deepening import Deepener
 from .looking import Looks
+from .recording import Recorder
 from .schedule import Schedule
+from .settings import Settings
+from .trained import TrainedModel
 from .watching import Watching
 
 # The strategy 'need' in states of earlier versions, and the one that goes on with them.
@@ -28,15 +36,24 @@ _NEED_WITHOUT_TWINS = r"(Need\(.*\), initialization=)Random\(\)", r"\1Twins()"
 
 @dataclass(frozen=True)
 class Growth:
-    """What is saved of growth: each of these objects saves and loads its own part of the state."""
+    """What is saved of growth: each of these objects saves and loads its own part of the state.
 
+    Args:
+        begin: finds and watches the widths in calls of the model, unless they are known.
+        watch_called: watches the widths with layers that have been called for the first time.
+    """
+
+    trained: TrainedModel
+    settings: Settings
+    recorder: Recorder
     watching: Watching
     schedule: Schedule
     looks: Looks
+    deepener: Deepener
     generator: torch.Generator
-    buffer: Buffer
     history: History
-    samples: Samples
+    begin: Callable[[Sequence[ModelCall]], None]
+    watch_called: Callable[[], object]
 
     def state(self) -> dict[str, Any]:
         """The state of all of them."""
@@ -44,25 +61,59 @@ class Growth:
         for name, layer in watching["layers"].items():
             layer.update(self.schedule.state(name))
         return {
+            "strategy": repr(self.settings.strategy),
+            "training_flops": self.recorder.compute.total(self.watching.structure),
+            "depth": self.deepener.state(),
+            "stacks": [each.state() for each in origins_of(self.trained.model)],
             **watching,
             **self.looks.state(),
             "generator": self.generator.get_state(),
-            **self.buffer.state(),
+            **self.recorder.buffer.state(),
             "history": self.history.state_dict(),
-            "samples": self.samples.state(),
+            "samples": self.recorder.samples.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, in a model that has its sizes."""
+        """Go on from a state; the model gets its blocks and sizes, if they are in it."""
+        with self.trained.surgery() as surgery:
+            match_depth(surgery, (), [Origins.from_state(each) for each in state.get("stacks", ())])
+            self.check(state)
+        if state["example"] is None and self.watching.watched is not None:
+            self._start_again()
+        with self.trained.surgery() as surgery:
+            resize_to_saved(surgery, {}, SavedSizes(state.get("sizes", {})), known=self.watching.widths)
         self.watching.load(state)
         for layer in self.watching.layers:
             self.schedule.load(layer.name, state["layers"].get(layer.name, {}))
         self.looks.load(state)
+        self.deepener.load(state.get("depth"))
         self.generator.set_state(state["generator"].cpu())  # map_location may have moved it
-        self.buffer.load(state)
+        self.recorder.buffer.load(state)
+        self.recorder.compute.load(state.get("training_flops", 0))
         self.history.load_state_dict(state["history"])
         if "samples" in state:
-            self.samples.load(state["samples"])
+            self.recorder.samples.load(state["samples"])
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless a state can be loaded; finds the widths first if they are not known."""
+        self.watch_called()
+        check_strategy(state["strategy"], self.settings.strategy)
+        known = self.watching.widths
+        if known is not None and known.structure.outdated is not None:  # blocks were added or removed by hand
+            self._start_again()
+        if state["example"] is None:
+            return  # it was saved before the first training pass
+        with ordinary_tensors():
+            examples = [state["example"], *state.get("further examples", ())]
+            self.begin([ModelCall.from_parts(*each) for each in examples])
+        self.watching.check_state(state)
+
+    def _start_again(self) -> None:
+        """Wait for the first training pass, as a new grower does."""
+        self.watching.start_again()
+        self.looks.untrained = None
+        self.schedule.start(())
+        self.recorder.start_again()
 
 
 def check_strategy(saved: str, strategy: Strategy) -> None:

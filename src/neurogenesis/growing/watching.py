@@ -16,6 +16,7 @@ from ..passes.buffers import Buffer
 from ..passes.checkpointing import saving_apart
 from ..passes.replay import ModelCall
 from ..passes.untrained import Untrained
+from ..structure.axes import Structure
 from ..structure.finding import known_widths
 from ..structure.reasons import Kind
 from ..structure.running import internal_run
@@ -76,6 +77,11 @@ class Watching:
     def widths(self) -> Widths | None:
         """All widths of the model, if they are known."""
         return None if self.watched is None else self.watched.widths
+
+    @property
+    def structure(self) -> Structure | None:
+        """What is known of the axes of the model."""
+        return None if self.watched is None else self.watched.widths.structure
 
     @property
     def may_change(self) -> bool:
