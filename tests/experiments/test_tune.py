@@ -236,7 +236,7 @@ def test_convolutional_networks_are_scaled_as_a_whole() -> None:
         (("--search", "learning_rate=1e-3..inf"), "expected a finite number"),
         (("--search", "batch=32,64.5"), "expected a whole number, not '64.5'"),
         (("--search", "batch=0..64"), "--batch: expected a positive number, not 0"),
-        (("--search", "decay=none,linear"), "expected none or cosine, not 'linear'"),
+        (("--search", "decay=none,linear"), "expected none or cosine or final, not 'linear'"),
         (("--search", "decay=none..cosine"), "it is not a number"),
         (("--search", "prune=yes"), "expected true or false, not 'yes'"),
         (("--search", "strategy=need,nead"), "Did you mean 'need'"),

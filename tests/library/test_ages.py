@@ -327,7 +327,7 @@ def test_a_step_that_the_scaler_skips_does_not_age(fused: bool) -> None:
                 scaler.step(optimizer)
                 if bad:
                     after = everything(model, optimizer)
-                    assert_same((before["tensors"], before["state"]), (after["tensors"], after["state"]))
+                    assert_same((before["tensors"], before["others"]), (after["tensors"], after["others"]))
                 scaler.update(4.0)
         return model
 

@@ -173,10 +173,12 @@ def test_folding_changes_outputs_less_than_removing_the_same_neurons() -> None:
 UNMEASURED = {
     "raw_parameters", "only_in_training", "low_rank_update", "pruned", "complex_layers", "mixture_of_experts",
     "recurrent", "long_short_term_memory", "projected_memory", "packed_sequences", "recurrent_cells",
+    "shifted_windows",
 }  # fmt: skip
 UNFOLDED = {  # consumers that are no layers, compute or share their weights, or feed back
     "tied_embedding": {"back"}, "recurrent_square": {"first"}, "weight_norm": {"0"}, "weight_norm_transposed": {"0"},
     "reparametrized_kernels": {"stem"}, "convolution_by_unfolding": {"conv"},
+    "multihead_attention": {"embed"},
     "products": {"own", "several", "several#2", "last", "mix"},
 }  # fmt: skip
 

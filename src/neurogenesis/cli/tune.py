@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,8 +32,6 @@ class SearchOptions:
     logarithmic scale."""
     objective: Literal["accuracy", "pareto"] = "accuracy"
     """Choose the most accurate trial, or all on the Pareto front of accuracy and parameters."""
-    max_parameters: int | None = None
-    """Choose among networks of at most so many parameters; larger ones are not trained."""
     sampler: Literal["optuna", "asha"] = "optuna"
     """optuna proposes each trial by the results of those before. asha draws trials at random, and stops early those
     that are behind after the same number of epochs."""
@@ -49,7 +47,7 @@ def _add(preset: type[Settings]) -> None:
         quiet: Annotated[Quiet, Parameter(group=_GENERAL)] = False,
     ) -> int:
         chosen = settings or preset()
-        out = out or Path("runs") / f"tune-{chosen.name}-{chosen.label}"
+        out = out or Path("runs") / f"tune-{chosen.name}-{replace(chosen, max_parameters=None).label}"
         return _tune(chosen, options or SearchOptions(), out, where or EngineOptions(), quiet)
 
     command.__doc__ = f"""{preset.__doc__}
@@ -80,7 +78,8 @@ def _tune(settings: Settings, options: SearchOptions, out: Path, where: EngineOp
         from ..experiments.tuning.choice import Goal
         from ..experiments.tuning.tune import plan_search, require_optuna, tune
 
-    goal = Goal(options.objective, options.max_parameters)
+    # A search chooses among networks of at most so many parameters; larger ones are not trained.
+    goal, settings = Goal(options.objective, settings.max_parameters), replace(settings, max_parameters=None)
     space = plan_search(settings, options.search, goal, options.trials, options.sampler)
     with delay_ctrl_c():
         require_optuna()

@@ -109,7 +109,7 @@ class Settings:
     maximum: float = 2.0
     """Maximum size of the network, and size of the big static one."""
     max_parameters: int | None = None
-    """Maximum number of parameters of a network that grows."""
+    """Maximum number of parameters of a network that grows, or of those that a search chooses from."""
     max_flops: int | None = None
     """Maximum number of floating-point operations of its forward pass, for one sample."""
     shape: str | None = None
