@@ -58,20 +58,22 @@ def _in_neurons(section: Section, configurations: Sequence[Configuration], palet
             names = [part for part in (label, layer) if part]
             name = ", ".join(names)
             sizes = pd.concat([_sizes(c, layer, clock, moments) for c in having])
-            numbers = tooltip("strategy:N", f"{clock.unit}:Q", alt.Tooltip("mean:Q", title="neurons"), DEVIATION)
-            y = alt.Y("mean:Q", title="neurons" if with_ends or not drawing.charts else None, scale=_NEURONS)
+            counted = _counted(layer)
+            numbers = tooltip("strategy:N", f"{clock.unit}:Q", alt.Tooltip("mean:Q", title=counted), DEVIATION)
+            y = alt.Y("mean:Q", title=counted if with_ends or not drawing.charts else None, scale=_NEURONS)
             lines = line_and_band(drawing, name, sizes, clock.axis(width), y, numbers, stepped=True)
             drawing.add(*lines, width=width, height=height, title=name if with_ends else names)
             if with_ends:
                 rows = drawing.rows(f"{name} at the end", pd.concat([_ends(c, layer) for c in having]))
-                marks, beside = _end_marks(rows, drawing.legend), max(60, 24 * len(drawing.legend.names))
+                marks, beside = _end_marks(rows, drawing.legend, counted), max(60, 24 * len(drawing.legend.names))
                 drawing.add(*marks, width=beside, height=height, title="at the end")
     spacing = {"row": 90, "column": 16 if with_ends else 50}
+    what = "Number of blocks" if set(section.widths) == {"blocks"} else "Neurons of each layer"
     columns = 2 if with_ends or len(parts) == 1 else 4 if len(section.widths) == 2 else 3
     return Figure(
         f"{section.name}-widths",
         f"Widths during {'and at the end of ' if with_ends else ''}training",
-        f"Neurons of each layer during training{BAND if section.several_seeds else ''}."
+        f"{what} during training{BAND if section.several_seeds else ''}."
         + (" Right: at the end of training, a dot for each run and a bar at the mean." if with_ends else ""),
         missing_note(section.configurations),
         alt.concat(*drawing.charts, columns=columns, bounds="flush", spacing=spacing).resolve_scale(y="shared"),
@@ -79,15 +81,20 @@ def _in_neurons(section: Section, configurations: Sequence[Configuration], palet
     )
 
 
-def _end_marks(rows: alt.Chart, legend: Legend) -> list[alt.Chart]:
+def _counted(layer: str) -> str:
+    """What the sizes of a layer count: where depth grows, the records have a size called blocks."""
+    return "blocks" if layer == "blocks" else "neurons"
+
+
+def _end_marks(rows: alt.Chart, legend: Legend, counted: str) -> list[alt.Chart]:
     x = legend.positions.axis(alt.Axis(labels=False, ticks=False))
     y = alt.Y("mean:Q", title=None, axis=alt.Axis(labels=False, ticks=False), scale=_NEURONS)
     dots = rows.transform_filter("isValid(datum.seed)").mark_point(filled=True, size=26, opacity=0.6)
     bars = rows.transform_filter("!isValid(datum.seed)").mark_tick(thickness=2.5, size=18)
-    neurons = alt.Tooltip("mean:Q", title="neurons")
+    sizes = alt.Tooltip("mean:Q", title=counted)
     return [
-        dots.encode(x=x, y=y, fill=FILL, tooltip=tooltip("strategy:N", "seed:N", neurons)),
-        bars.encode(x=x, y=y, fill=FILL, tooltip=tooltip("strategy:N", neurons, DEVIATION)),
+        dots.encode(x=x, y=y, fill=FILL, tooltip=tooltip("strategy:N", "seed:N", sizes)),
+        bars.encode(x=x, y=y, fill=FILL, tooltip=tooltip("strategy:N", sizes, DEVIATION)),
     ]
 
 
