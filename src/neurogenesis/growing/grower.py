@@ -183,7 +183,7 @@ class Grower:
 
     @property
     def training_flops(self) -> int:
-        """Floating-point operations of all training passes so far, three times those forward; growing not counted."""
+        """Floating-point operations of all training passes so far: three times those of their forward passes."""
         return self._recorder.compute.total(self._watching.structure)
 
     @property
@@ -367,7 +367,7 @@ class Grower:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state; the model gets its sizes. Load the states of model and optimizer afterwards."""
+        """Resume from a state, whose sizes the model gets. Load the states of model and optimizer afterwards."""
         self._growth.load(state)
         self.steps = state["steps"]
         self._recorder.start_step()
