@@ -152,6 +152,59 @@ def test_differences_by_hand(tmp_path: Path) -> None:
     assert (slow.mean, slow.outside) == (pytest.approx(90.5 - 94.2), True)
 
 
+OPERATIONS = {  # of a sample, and of the training in multiples of that: 3,000 for networks that do not grow
+    "static8": (200, 3000), "static32": (20_000, 3000), "need": (20_000, 300), "static30-20": (2000, 3000),
+    "north-random": (200, 30),
+}  # fmt: skip
+
+
+def record_operations(place: Path) -> None:
+    for path in place.glob("mnist/*/result.json"):
+        flops, times = OPERATIONS[path.parent.name.split("-0.003-")[0]]
+        fake.write_json(path, json.loads(path.read_text()) | {"flops": flops, "training_flops": flops * times})
+
+
+def test_networks_are_compared_at_the_same_operations_of_the_network_and_of_the_training(tmp_path: Path) -> None:
+    runs = write(tmp_path)
+    record_operations(tmp_path)
+    comparison = comparison_of(tmp_path, runs)
+    (setting,) = comparison.settings
+    by_name = {c.strategy: c for c in setting.compared}
+    known = {  # need ends with the operations of the larger network, and trained with those in the middle of both
+        ("need", "flops"): (93.2 - 94.2, False),
+        ("need", "training_flops"): (93.2 - (90.1 + 94.2) / 2, False),
+        ("need's shape", "flops"): (92.0 - (90.1 + 94.2) / 2, False),
+        ("need's shape", "training_flops"): (92.0 - (90.1 + 94.2) / 2, False),
+        ("north-random", "flops"): (90.5 - 90.1, False),
+        ("north-random", "training_flops"): (90.5 - 90.1, True),  # with less than the smallest static network
+    }
+    for (strategy, quantity), (mean, outside) in known.items():
+        found = setting.difference(by_name[strategy], quantity)  # type: ignore[arg-type]
+        assert found is not None, (strategy, quantity)
+        assert (found.mean, found.outside) == (pytest.approx(mean), outside), (strategy, quantity)
+    for table in (summary_of(comparison), settings_table(comparison)):
+        need = next(row for row in texts(table) if row["strategy"] == "Need")
+        assert (need["of the same FLOPs"][:5], need["of the same training FLOPs"][:5]) == ("-1.00", "+1.05")
+
+
+def test_training_that_takes_more_operations_for_less_accuracy_is_no_reference(tmp_path: Path) -> None:
+    runs = write(tmp_path)
+    record_operations(tmp_path)
+    for path in tmp_path.glob("mnist/static8-*/result.json"):  # trained for much longer
+        fake.write_json(path, json.loads(path.read_text()) | {"training_flops": 10**9})
+    (setting,) = comparison_of(tmp_path, runs).settings
+    means = {each: setting.curve(each) for each in ("parameters", "flops", "training_flops")}  # type: ignore[arg-type]
+    assert [len(curve.means) for curve in means.values() if curve] == [2, 2, 1]
+
+
+def test_what_was_not_recorded_has_no_curve_and_no_column(tmp_path: Path) -> None:
+    comparison = comparison_of(tmp_path, write(tmp_path))
+    (setting,) = comparison.settings
+    assert setting.curve("flops") is None and setting.difference(setting.compared[0], "flops") is None
+    for table in (summary_of(comparison), settings_table(comparison)):
+        assert not [column for column in table.columns if "FLOPs" in column]
+
+
 def test_slower_and_less_accurate_networks_are_no_reference_for_time(tmp_path: Path) -> None:
     runs = write(tmp_path)
     for path in tmp_path.glob("mnist/static8-*/result.json"):  # the smallest network was the slowest, by chance
@@ -173,8 +226,8 @@ def test_every_setting_and_strategy_has_a_row(tmp_path: Path) -> None:
     need, best = rows[1], rows[3]
     assert (need["preset"], need["learning rate"], need["decay"], need["seeds"]) == ("mnist", "0.003", "none", "2")
     assert (need["test accuracy, %"], need["parameters"]) == ("93.20 ± 0.28", "1,000")
-    assert need["minus static of the same parameters"] == need["minus static of the same time"] == "+1.05 ± 0.23"
-    assert rows[0]["minus static of the same time"] == "-3.70 ± 0.54 †"
+    assert need["minus static of the same parameters"] == need["of the same time"] == "+1.05 ± 0.23"
+    assert rows[0]["of the same time"] == "-3.70 ± 0.54 †"
     assert (rows[0]["sizes over seeds"], need["sizes over seeds"]) == ("4.00", "1.00")
     assert (best["test accuracy, %"], best["widths"]) == ("94.20 ± 0.28", "32-32")
     assert best["minus static of the same parameters"] == "—"

@@ -1,8 +1,9 @@
-"""Grown networks against static ones: differences in accuracy at the same size, and at the same time of training.
+"""Grown networks against static ones: differences in accuracy at the same size, operations, and time of training.
 
 Static networks of several sizes form a curve: their mean accuracies over seeds, linear in between over the logarithm of
-parameters, or of seconds of training, without those that are both slower and less accurate than others. A grown network
-is compared with the curve at its own position.
+parameters, of operations of a forward pass, or of the operations or seconds of the whole training; of the last two
+without networks that take more and are less accurate than others. A grown network is compared with the curve at its own
+position.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _WITHIN = (
     NAMES.strategy, NAMES.seed, NAMES.shape, NAMES.shape_of, *SIZES.values(), *GROWTH_SETTINGS
 )  # fmt: skip
 _FIRST = (NAMES.learning_rate, NAMES.decay)
-_LEAST_SECONDS = 1e-6  # a time must be positive, as it has a logarithm
+_LEAST_POSITION = 1e-6  # a position must be positive, as it has a logarithm
 
-Quantity = Literal["parameters", "seconds"]
+Quantity = Literal["parameters", "flops", "training_flops", "seconds"]
+_OF_TRAINING: tuple[Quantity, ...] = ("training_flops", "seconds")
 Measure = Literal["accuracy", "lowest_test_loss"]
 
 
@@ -180,34 +182,40 @@ class Setting:
         return next((other for other in self.compared if other.strategy == shape_of(c.strategy)), None)
 
     def curve(self, quantity: Quantity, measure: Measure = "accuracy") -> StaticCurve | None:
-        """Accuracy, or loss, of static networks against the logarithm of a quantity.
+        """Accuracy, or loss, of static networks against the logarithm of a quantity; None if it was not recorded.
 
-        Every size is a static network of its number of parameters. But nobody waits longer for less accuracy, and times
-        of small networks differ by chance: over time, only those count that are better than all faster ones.
+        Every size is a static network of its parameters and its operations. But nobody trains longer for less accuracy,
+        and times of small networks differ by chance: over what a training takes, only those count that are better than
+        all that take less.
         """
-        if not self.static:
+        if not self.static or not all(has_all(c, quantity) for c in self.static):
             return None
         rows = [(_positions(c, quantity).mean(), c.results[measure].mean(), c.results[measure].sem())
                 for c in self.static]  # fmt: skip
         points = pd.DataFrame(rows, columns=["position", "mean", "error"])
         points = points.drop_duplicates("position", keep="last").sort_values("position")
-        if quantity == "seconds":
+        if quantity in _OF_TRAINING:
             points = points[points["mean"] > points["mean"].cummax().shift(fill_value=-math.inf)]
         return StaticCurve(*(points[name].tolist() for name in points))
 
     def difference(self, c: Configuration, quantity: Quantity) -> Difference | None:
-        """Accuracy minus that of static networks with the same quantity."""
-        curve = self.curve(quantity)
+        """Accuracy minus that of static networks with the same quantity; None where it was not recorded."""
+        curve = self.curve(quantity) if has_all(c, quantity) else None
         return difference(_positions(c, quantity), c.results["accuracy"], curve) if curve else None
 
 
+def has_all(c: Configuration, column: str) -> bool:
+    """Whether all runs have a number in a column of their results; runs of earlier versions lack some."""
+    return bool(c.results[column].notna().all())
+
+
 def has_loss(c: Configuration) -> bool:
-    """Whether all runs have a test loss; runs of earlier versions have none."""
-    return bool(c.results["lowest_test_loss"].notna().all())
+    """Whether all runs have a test loss."""
+    return has_all(c, "lowest_test_loss")
 
 
 def _positions(c: Configuration, quantity: Quantity) -> pd.Series:
-    return np.log(c.results[quantity].clip(lower=_LEAST_SECONDS))
+    return np.log(c.results[quantity].clip(lower=_LEAST_POSITION))
 
 
 @dataclass(frozen=True, eq=False)

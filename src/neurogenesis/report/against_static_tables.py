@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -17,7 +17,9 @@ _OUTSIDE = " †"
 _FEW = 4  # up to this many widths are shown one by one
 _QUANTITIES: dict[Quantity, str] = {
     "parameters": "minus static of the same parameters",
-    "seconds": "minus static of the same time",
+    "flops": "of the same FLOPs",
+    "training_flops": "of the same training FLOPs",
+    "seconds": "of the same time",
 }
 
 
@@ -47,15 +49,17 @@ def losses_table(comparison: AgainstStatic) -> Table | None:
 
 def settings_table(comparison: AgainstStatic) -> Table:
     """For each setting and strategy: accuracy, size, and the differences from static networks."""
+    recorded = _recorded(differences(comparison, real=True))
     rows = [
-        {**_identity(comparison, comparison.settings, setting, c), **_results(comparison, setting, c)}
+        {**_identity(comparison, comparison.settings, setting, c), **_results(comparison, setting, c, recorded)}
         for setting in comparison.settings
         for c in (*setting.compared, *([setting.best_static] if setting.best_static else []))
     ]
     caption = (
         "Accuracy: mean ± standard deviation over seeds. Differences: mean ± standard error, in points of accuracy, "
-        "from the curve of static networks, which is linear over the logarithm of parameters, or of seconds of "
-        "training, without those that are both slower and less accurate than others;"
+        "from the curve of static networks, which is linear over the logarithm of parameters, of the operations of a "
+        "forward pass of the final network, or of the operations or seconds of the whole training; of the last two "
+        "without networks that take more and are less accurate than others;"
         f"{_OUTSIDE} marks networks beyond the ends of the curve, which are compared with its end. Sizes over "
         "seeds: the largest number of parameters as a multiple of the smallest. Widths: means over seeds, or the range "
         "relative to the standard network. Static is the best static network of the setting. Of real targets, accuracy "
@@ -70,33 +74,39 @@ def summary_table(comparison: AgainstStatic) -> Table | None:
     if every.empty:
         return None
     presets = comparison.presets
+    recorded = _recorded(every)
     groups = {"all": every} if len(presets) > 1 else {}
     groups |= {name: every[every["preset"] == name] for name in presets}
     rows = [
         {
             "strategy": Cell(display_name(strategy), float(place)),
             "preset": Cell(name, float(index)),
-            **_summary(group[group["strategy"] == strategy]),
+            **_summary(group[group["strategy"] == strategy], recorded),
         }
         for index, (name, group) in enumerate(groups.items())
         for place, strategy in enumerate(comparison.strategies)
         if strategy in group["strategy"].to_numpy()
     ]
     caption = (
-        "Differences: mean ± standard error over settings, in points of accuracy. Below the curve: by more than one "
-        "standard error of the difference, of those settings that have several seeds. Gap: accuracy of the best static "
-        "network of the setting minus that of the strategy, the largest of all settings. Sizes: the largest number of "
-        "parameters as a multiple of the smallest, over the seeds of a setting or over all runs of a preset."
+        "Differences: mean ± standard error over settings, in points of accuracy. FLOPs are those of a forward pass of "
+        "the final network, training FLOPs and time those of the whole training. Below the curve: by more than one "
+        "standard error of the difference at the same parameters, of those settings that have several seeds. Gap: "
+        "accuracy of the best static network of the setting minus that of the strategy, the largest of all settings. "
+        "Sizes: the largest number of parameters as a multiple of the smallest, over the seeds of a setting or over "
+        "all runs of a preset."
     )
     return make_table("Does growing pay?", caption, rows)
 
 
-def differences(comparison: AgainstStatic) -> pd.DataFrame:
-    """A row for each strategy in each setting, without those of real targets: its differences from static networks."""
+def differences(comparison: AgainstStatic, *, real: bool = False) -> pd.DataFrame:
+    """A row for each strategy in each setting: its differences from static networks.
+
+    Settings with real targets, whose accuracy is something else, are left out unless `real`.
+    """
     rows = []
     for setting in comparison.settings:
         best = setting.best_static
-        for c in setting.compared if not setting.real else ():
+        for c in setting.compared if real or not setting.real else ():
             sizes, accuracy = c.results["parameters"], c.results["accuracy"].mean()
             row = {"preset": setting.preset, "strategy": c.strategy, "least": sizes.min(), "most": sizes.max()}
             row["gap"] = math.nan if best is None else best.results["accuracy"].mean() - accuracy
@@ -107,7 +117,12 @@ def differences(comparison: AgainstStatic) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _summary(found: pd.DataFrame) -> dict[str, Cell]:
+def _recorded(found: pd.DataFrame) -> dict[Quantity, str]:
+    """The quantities at which any network could be compared, with the titles of their columns."""
+    return {each: title for each, title in _QUANTITIES.items() if each in found and found[each].notna().any()}
+
+
+def _summary(found: pd.DataFrame, recorded: Mapping[Quantity, str]) -> dict[str, Cell]:
     """A strategy in several settings."""
     known = found["parameters error"].count()
     below = (found["parameters"] < -found["parameters error"]).sum()
@@ -115,7 +130,7 @@ def _summary(found: pd.DataFrame) -> dict[str, Cell]:
     gap = found["gap"].max()
     return {
         "settings": Cell(str(len(found)), len(found)),
-        **{title: _difference(_mean_difference(found, quantity)) for quantity, title in _QUANTITIES.items()},
+        **{title: _difference(_mean_difference(found, quantity)) for quantity, title in recorded.items()},
         "settings below the curve": Cell(f"{below} of {known}" if known else NONE, int(below)),
         "largest gap to the best static": Cell(NONE, -1e9) if math.isnan(gap) else Cell(signed(gap), gap),
         "sizes over seeds": number(_factor(found["least"], found["most"]), ".2f"),
@@ -182,11 +197,13 @@ def _step_seconds(c: Configuration) -> float:
     return float((c.results["seconds"].clip(lower=1e-6) / c.results["steps"].clip(lower=1)).mean())
 
 
-def _results(comparison: AgainstStatic, setting: Setting, c: Configuration) -> dict[str, Cell]:
+def _results(
+    comparison: AgainstStatic, setting: Setting, c: Configuration, recorded: Mapping[Quantity, str]
+) -> dict[str, Cell]:
     sizes = c.results["parameters"]
     is_curve = c in setting.static
     ratio = sizes.max() / max(1, sizes.min())
-    found = {title: None if is_curve else setting.difference(c, each) for each, title in _QUANTITIES.items()}
+    found = {title: None if is_curve else setting.difference(c, each) for each, title in recorded.items()}
     return {
         "seeds": seeds(c),
         f"{comparison.accuracy}, %": mean_cell(c.results["accuracy"], ".2f"),
