@@ -13,17 +13,20 @@ import torch
 
 import neurogenesis as ng
 from neurogenesis import report
-from neurogenesis.experiments.building import build_data, build_network
-from neurogenesis.experiments.data import DataError, Text, standard_library, text_file, windows
+from neurogenesis.cli import main
+from neurogenesis.experiments.building import build_data, build_network, build_strategy, standard_sizes
+from neurogenesis.experiments.data import Data, DataError, Text, standard_library, text_file, windows
 from neurogenesis.experiments.errors import UsageError
 from neurogenesis.experiments.presets import PRESETS
 from neurogenesis.experiments.record import CHECKPOINT_FILE
 from neurogenesis.experiments.run import run, run_epochs
+from neurogenesis.experiments.run_directory import read_result
 from neurogenesis.experiments.settings import Settings
-from neurogenesis.experiments.training import start_training
+from neurogenesis.experiments.sweep import sweep
+from neurogenesis.experiments.training import gradient_step, start_training
 from neurogenesis.report.reading import read
 from neurogenesis.report.speeds import undisturbed_seconds
-from tests.runs import assert_same_run, lines, records
+from tests.runs import assert_same_run, here, lines, records
 from tools.compact import KEPT, compact
 
 TEXT = "".join(f"def f{number}(x):\n    return x + {number * number}\n\n\n" for number in range(150))
@@ -88,8 +91,57 @@ def test_unusable_texts_are_named(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(DataError, match="is no text in UTF-8"):
         text_file(tmp_path / "bytes")
+    (tmp_path / "program").write_bytes(b"\x7fELF\x02\x01\x00\x00" * 500)
+    with pytest.raises(DataError, match="program is no text: it has NUL characters"):
+        text_file(tmp_path / "program")
     with pytest.raises(DataError, match="the test part of the text has 3 characters: more than 5 are needed"):
         windows(Text("abc" * 40, "", "abc"), length=5)
+    with pytest.raises(DataError, match="no character occurs 32 times in the training part of the text"):
+        windows(Text("".join(map(chr, range(200, 500))), "", "abcdefgh"), length=5)
+
+
+TINY = "--length 8 --stream 16 --heads 1 --neurons 16 --strategy static --shape 1 --epochs 1 --batch 12 --quiet".split()
+
+
+def test_any_text_can_be_learned_and_its_digest_is_in_the_record(tmp_path: Path) -> None:
+    verses = {
+        "greek": "μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n",
+        "latin": "arma virumque cano, Troiae qui primus\n",
+    }
+    digests = set()
+    for name, verse in verses.items():
+        (tmp_path / name).write_text(verse * 120, "utf-8")
+        out = tmp_path / f"run-{name}"
+        assert main(["run", "gpt-stdlib", "--text", str(tmp_path / name), *TINY, "--out", str(out)]) == 0
+        assert json.loads((out / "result.json").read_text())["bits_per_character"] < 5
+        digest = json.loads((out / "environment.json").read_text())["data"]
+        assert digest == text_file(tmp_path / name).digest
+        digests.add(digest)
+    assert len(digests) == 2
+    (tmp_path / "greek").write_text(verses["latin"] * 120, "utf-8")
+    assert text_file(tmp_path / "greek").digest == digest  # of the content, whatever the file is called
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"aaaaa" * 20, "has 5 characters: more than 8 are needed"),
+        (b"", "it is too short"),
+        (b"\x89PNG\r\n\x1a\n" * 500, "is no text in UTF-8"),
+        (b"a\0b\0" * 2000, "is no text: it has NUL characters"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_learned_is_refused_with_the_reason(
+    content: bytes | None, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    path.mkdir() if content is None else path.write_bytes(content)
+    out = tmp_path / "run"
+    assert main(["run", "gpt-stdlib", "--text", str(path), *TINY, "--out", str(out)]) != 0
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"--text {path}" in shown and reason in shown
+    assert not (out / "result.json").exists()
 
 
 def test_holding_out_measures_on_the_validation_part(text: Path) -> None:
@@ -196,6 +248,43 @@ def test_texts_with_different_names_are_different_runs(text: Path) -> None:
     assert tiny(text).label == "static-1-epochs-2-batch-12-text-text-length-8-stream-16-heads-1-neurons-16-seed1"
 
 
+# --- heads and neurons ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grows", "final"),
+    [
+        ({"final_neurons": 32}, {"blocks.0.up": 32, "blocks.1.up": 32}),
+        ({"final_heads": 4}, {"blocks.0.query": 4, "blocks.1.query": 4}),
+    ],
+)
+def test_a_schedule_grows_the_kind_that_has_a_final_size(
+    grows: dict[str, int], final: dict[str, int], text: Path, tmp_path: Path
+) -> None:
+    settings = tiny(text, strategy="need", schedule="batched", initial=2, heads=2, **grows)
+    result = run(settings, tmp_path / "run")
+    assert result.widths == final
+    name, size = next(iter(grows.items()))
+    of_static = replace(settings, strategy="static", shape="2", schedule="dynamic", **{name: None})
+    static = build_network(replace(of_static, **{name.removeprefix("final_"): size}), build_data(settings, None))
+    assert result.parameters == sum(own.numel() for own in static.parameters())
+
+
+def test_the_shape_that_need_grows_is_trained_from_scratch(text: Path, tmp_path: Path) -> None:
+    need = tiny(text, strategy="need", initial=2, heads=2, neurons=4)
+    scratch = replace(need, strategy="static", shape_of="need")
+    runs = {settings.label: settings for settings in (scratch, need)}
+    assert not sweep(runs, tmp_path, here).failed
+    grown, again = (read_result(tmp_path / settings.label) for settings in (need, scratch))
+    assert grown is not None and again is not None
+    assert (again.widths, again.parameters, again.flops) == (grown.widths, grown.parameters, grown.flops)
+    assert again.initial_widths == grown.widths
+    shape = json.loads((tmp_path / scratch.label / "settings.json").read_text())["shape"]
+    assert shape == "-".join(
+        str(grown.widths[f"blocks.{block}.{layer}"]) for block in (0, 1) for layer in ("query", "up")
+    )
+
+
 # --- the report ---------------------------------------------------------------------------------------------------
 
 
@@ -285,7 +374,10 @@ def test_zero_hops_keep_the_loss(text: Path, tmp_path: Path) -> None:
         ({"strategy": "deepen-zero", "at": 1.0}, "--at: expected a part of the training, less than 1, not 1.0"),
         ({"strategy": "deepen-zero", "initial": 4, "hops": 3}, "--hops 3: from 4 to 6 blocks there are fewer"),
         ({"strategy": "deepen-zero", "schedule": "linear"}, "widths of deepen-zero networks do not grow"),
-        ({"strategy": "need", "schedule": "linear"}, "gpt-stdlib has no widths at the end of a schedule"),
+        ({"strategy": "need", "schedule": "linear"}, "say what grows, with --final-heads or --final-neurons"),
+        ({"strategy": "need", "final_heads": 8}, "--final-heads has no effect without --schedule"),
+        ({"strategy": "need", "schedule": "batched", "final_heads": 2}, "--final-heads 2: there are 4 at the start"),
+        ({"strategy": "static", "shape": "2-64-2"}, "expected the heads and the neurons of each block"),
         ({"strategy": "need", "at": 0.3}, "--at has no effect on need: remove it"),
         ({"strategy": "static", "shape": "2.5"}, "--shape: expected a number of blocks, not 2.5"),
     ],
@@ -295,6 +387,29 @@ def test_settings_without_a_meaning_are_refused(changes: dict[str, Any], message
         run(PRESETS["gpt-stdlib"](**changes), tmp_path / "run")
 
 
-def test_only_transformers_deepen(tmp_path: Path) -> None:
+def test_networks_without_stacks_do_not_deepen(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown strategy"):
         run(PRESETS["digits"](strategy="deepen-zero"), tmp_path / "run")
+
+
+def test_groups_of_residual_blocks_deepen_together(tmp_path: Path) -> None:
+    made: Any = PRESETS["wrn28-cifar10-small"]
+    settings = made(strategy="deepen-zero", initial=0.125, blocks=3, epochs=2, batch=4)
+    x, y = torch.rand(8, 3, 32, 32), torch.arange(8)
+    data = Data((x, y), (x, y), 10)
+    training = start_training(settings, data, torch.device("cpu"))
+    assert training.widths["blocks"] == 2 and [(hop.step, hop.blocks) for hop in training.hops] == [(2, 1)]
+    flops = training.flops
+    for _ in range(2):
+        gradient_step(training, x[:4], y[:4], 1)
+    assert training.training_flops == 2 * 3 * 4 * flops < 2 * 3 * 4 * training.flops
+    static = start_training(replace(settings, strategy="static", shape="0.125"), data, torch.device("cpu"))
+    assert (training.widths, training.parameters, training.flops) == (static.widths, static.parameters, static.flops)
+    assert static.widths["blocks"] == 3 and standard_sizes(settings)["blocks"] == 4  # type: ignore[index]
+
+
+def test_the_first_block_of_a_group_is_not_copied() -> None:
+    with pytest.raises(UsageError, match="--initial-blocks 1: new blocks are copies, and the first block"):
+        PRESETS["wrn28-cifar10"](strategy="deepen-zero", initial_blocks=1)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="--initial-blocks has no effect on need"):
+        build_strategy(PRESETS["wrn28-cifar10"](initial_blocks=1), 10)  # type: ignore[call-arg]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from .errors import UsageError, unknown_name
 from .language import Transformer
 from .models import VGG11, WRN28, mlp, scaled, vgg11, wrn28, xavier
 from .presets import NAMES, Generated, Tabular
-from .settings import DEEPENING, SHAPED, STATIC, Convolutional, Dense, Language, Settings
+from .settings import DEEPENING, SHAPED, STATIC, Convolutional, Deep, Dense, Language, Residual, Settings
 
 BLOCKS = "blocks"
 HEAD_SIZE = 16
@@ -28,8 +29,7 @@ TIES = {"wrn28": [["group1.*"], ["group2.*"], ["group3.*"]]}
 def build_data(settings: Settings, root: Path | None) -> Data:
     """The preset's data set, or a part of it."""
     if isinstance(settings, Language):
-        text = standard_library() if settings.text is None else text_file(Path(settings.text))
-        return windows(text, settings.length, validation=settings.holdout > 0)
+        return _text_of(settings)
     if isinstance(settings, Generated):
         data = generated(settings.features, derived_seed(settings.seed, "data"))
     elif isinstance(settings, Tabular):
@@ -44,6 +44,16 @@ def build_data(settings: Settings, root: Path | None) -> Data:
     return data.holding_out(settings.holdout, derived_seed(settings.seed, "holdout"))
 
 
+def _text_of(settings: Language) -> Data:
+    """Windows of the text of the settings."""
+    if settings.text is None:
+        return windows(standard_library(), settings.length, validation=settings.holdout > 0)
+    try:
+        return windows(text_file(Path(settings.text)), settings.length, validation=settings.holdout > 0)
+    except DataError as error:
+        raise UsageError(f"--text {settings.text}: {error}") from None
+
+
 def build_network(settings: Settings, data: Data) -> nn.Module:
     """The untrained network at its initial size."""
     torch.manual_seed(derived_seed(settings.seed, "weights"))
@@ -51,13 +61,56 @@ def build_network(settings: Settings, data: Data) -> nn.Module:
         network = mlp(data.train[0].shape[1], *initial_widths(settings).values(), data.classes)
         return network if isinstance(settings, Tabular) else xavier(network)  # as in the paper
     if isinstance(settings, Language):
+        heads, neurons = zip(*sizes_of_blocks(settings), strict=True)
         return Transformer(
-            characters=data.classes, blocks=initial_widths(settings)[BLOCKS], length=settings.length,
-            size=settings.stream, heads=settings.heads, head_size=HEAD_SIZE, neurons=settings.neurons,
+            characters=data.classes, length=settings.length, size=settings.stream, head_size=HEAD_SIZE, heads=heads,
+            neurons=neurons,
         )  # fmt: skip
     assert isinstance(settings, Convolutional)
-    make = {"vgg11": vgg11, "wrn28": wrn28}[settings.network]
-    return xavier(make(classes=data.classes, widths=initial_widths(settings)))
+    classes, widths = data.classes, initial_widths(settings)
+    if isinstance(settings, Residual):
+        return xavier(wrn28(classes=classes, widths=widths, blocks=initial_blocks(settings)))
+    return xavier(vgg11(classes=classes, widths=widths))
+
+
+def initial_blocks(settings: Residual) -> int:
+    """The number of blocks of each group at the start."""
+    return settings.depths[0] if settings.strategy in DEEPENING else settings.blocks
+
+
+def sizes_of_blocks(settings: Language) -> list[tuple[int, int]]:
+    """The number of heads and of neurons of each block at the start."""
+    widths = initial_widths(settings)
+    if BLOCKS in widths:
+        return [(settings.heads, settings.neurons)] * widths[BLOCKS]
+    return list(zip(*[iter(widths.values())] * 2, strict=True))
+
+
+def shape_of(settings: Settings, widths: Mapping[str, int]) -> str:
+    """The sizes to which a network has grown, as the shape of a static one.
+
+    A transformer's are the heads and the neurons of each block.
+
+    Example:
+        >>> from neurogenesis.experiments.presets import PRESETS
+        >>> shape_of(PRESETS["digits"](), {"hidden1": 7, "hidden2": 5})
+        '7-5'
+        >>> shape_of(PRESETS["gpt-stdlib"](initial=2), {"blocks.0.query": 2, "blocks.0.up": 40, "blocks.1.up": 50})
+        '2-40-4-50'
+    """
+    if isinstance(settings, Language):
+        start = _widths_of_blocks([(settings.heads, settings.neurons)] * settings.initial)
+        return "-".join(str(widths.get(name, size)) for name, size in start.items())
+    return "-".join(str(widths[name]) for name in widths_of(settings, 1.0))
+
+
+def _widths_of_blocks(sizes: Iterable[tuple[int, int]]) -> dict[str, int]:
+    """The widths of each block, by their names in the network."""
+    return {
+        f"{BLOCKS}.{number}.{layer}": size
+        for number, both in enumerate(sizes)
+        for layer, size in zip(("query", "up"), both, strict=True)
+    }
 
 
 def initial_widths(settings: Settings) -> dict[str, int]:
@@ -73,6 +126,11 @@ def initial_widths(settings: Settings) -> dict[str, int]:
             what = "blocks" if isinstance(settings, Language) else "neurons"
             raise UsageError(f"--shape: expected a number of {what}, not {settings.shape}")
         return widths_of(settings, float(settings.shape))
+    if isinstance(settings, Language):
+        if len(numbers) % 2:
+            raise UsageError(f"--shape {settings.shape}: expected the heads and the neurons of each block")
+        both = zip(*[iter(map(int, numbers))] * 2, strict=True)
+        return _widths_of_blocks(both)
     if len(numbers) != len(names):
         raise UsageError(
             f"--shape {settings.shape}: expected one size, or {len(names)} for {', '.join(names)}, not {len(numbers)}"
@@ -94,12 +152,37 @@ def widths_of(settings: Settings, size: float) -> dict[str, int]:
     return widths
 
 
+def initial_sizes(settings: Settings) -> dict[str, int]:
+    """The sizes in the record of a run at its start: of all widths, and blocks if these are what may be added."""
+    return {**initial_widths(settings), **({BLOCKS: initial_blocks(settings)} if _counts_blocks(settings) else {})}
+
+
+def standard_sizes(settings: Settings) -> dict[str, int] | None:
+    """The same in the standard network, if there is one."""
+    if not isinstance(settings, Convolutional):
+        return None
+    return {**widths_of(settings, 1.0), **({BLOCKS: type(settings)().blocks} if _counts_blocks(settings) else {})}
+
+
+def _counts_blocks(settings: Settings) -> TypeGuard[Residual]:
+    """Whether the sizes of a network with other widths include its blocks, as all widths are as at the start."""
+    return isinstance(settings, Residual) and (settings.static or settings.strategy in DEEPENING)
+
+
+def kinds_that_stay(settings: Settings) -> list[str]:
+    """The kinds of widths of a transformer that do not grow: the stream, and those without a size in a schedule."""
+    if not isinstance(settings, Language):
+        return []
+    final = {"heads": settings.final_heads, "neurons": settings.final_neurons}
+    return ["stream", *(kind for kind, size in final.items() if settings.schedule != "dynamic" and size is None)]
+
+
 def build_strategy(settings: Settings, steps: int) -> ng.Strategy:
     """The strategy with the schedule, metric and factors of the settings, for a training of `steps` gradient steps.
 
     Raises UsageError if a setting that is not the default has no effect.
     """
-    deepening = DEEPENING if isinstance(settings, Language) else {}
+    deepening = DEEPENING if isinstance(settings, Deep) else {}
     names = [*(name for name in ng.strategies.STRATEGIES if name != "static"), *deepening, *STATIC]
     if settings.strategy not in names:
         raise unknown_name("strategy", settings.strategy, names)
@@ -119,7 +202,7 @@ def build_strategy(settings: Settings, steps: int) -> ng.Strategy:
     for name in (NAMES.max_parameters, NAMES.max_flops):
         if name in changed and same_widths:
             raise _no_effect(name, settings)
-    for name in (NAMES.at, NAMES.hops):
+    for name in (NAMES.at, NAMES.hops, NAMES.initial_blocks):
         if name in changed and settings.strategy not in DEEPENING:
             raise _no_effect(name, settings)
     return strategy
@@ -129,6 +212,9 @@ def _trigger(settings: Settings, named: ng.Strategy, steps: int) -> Any:
     if settings.schedule == "dynamic":
         return named.trigger
     schedule = {"linear": ng.triggers.Linear, "batched": ng.triggers.Batched}[settings.schedule]
+    if isinstance(settings, Language):
+        kinds = {"heads": settings.final_heads, "neurons": settings.final_neurons}
+        return schedule(steps, {kind: size for kind, size in kinds.items() if size is not None})
     return schedule(steps, widths_of(settings, settings.sizes["medium"]))
 
 

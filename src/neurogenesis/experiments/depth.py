@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 
-from .building import BLOCKS, derived_seed
-from .settings import DEEPENING, Language, Settings
+from .building import derived_seed
+from .settings import DEEPENING, Deep, Settings
 
 
 @dataclass(frozen=True)
 class Hop:
-    """So many blocks are added after a gradient step; `number` counts the hops of a training from 1."""
+    """So many blocks are added to each stack after a gradient step; `number` counts the hops of a training from 1."""
 
     step: int
     blocks: int
@@ -31,9 +31,10 @@ def hops_of(settings: Settings, steps: int) -> list[Hop]:
         >>> [(hop.step, hop.blocks) for hop in hops_of(settings, 2000)]
         [(500, 3), (1000, 2)]
     """
-    if not isinstance(settings, Language) or settings.strategy not in DEEPENING:
+    if not isinstance(settings, Deep) or settings.strategy not in DEEPENING:
         return []
-    more, count = settings.medium - settings.initial, settings.hops
+    first, last = settings.depths
+    more, count = last - first, settings.hops
     added = [-(-more * number // count) for number in range(count + 1)]  # after each hop, rounded up
     return [
         Hop(round(settings.at * steps * number / count), added[number] - added[number - 1], number)
@@ -41,10 +42,9 @@ def hops_of(settings: Settings, steps: int) -> list[Hop]:
     ]
 
 
-def add_blocks(
-    model: nn.Module, optimizer: torch.optim.Optimizer, hop: Hop, settings: Settings, example: Tensor
-) -> None:
-    """Add the blocks of a hop, evenly spread."""
+def add_blocks(model: nn.Module, optimizer: torch.optim.Optimizer, hop: Hop, settings: Deep, example: Tensor) -> None:
+    """Add the blocks of a hop to every stack, evenly spread."""
     generator = torch.Generator().manual_seed(derived_seed(settings.seed, f"hop {hop.number}"))
     how = DEEPENING[settings.strategy]
-    ng.deepen(model, BLOCKS, hop.blocks, how=how, optimizer=optimizer, example=example, generator=generator)
+    for stack in settings.stacks:
+        ng.deepen(model, stack, hop.blocks, how=how, optimizer=optimizer, example=example, generator=generator)

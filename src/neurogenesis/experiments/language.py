@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,19 +33,22 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Embeddings of characters and positions, blocks, and a linear layer that scores the next character.
 
+    Heads and neurons are those of each block.
+
     Example:
         >>> import torch
-        >>> model = Transformer(characters=100, length=64, blocks=2, size=64, heads=4, head_size=16, neurons=256)
+        >>> model = Transformer(characters=100, length=64, size=64, head_size=16, heads=[4, 4], neurons=[256, 128])
         >>> model(torch.zeros(3, 64, dtype=torch.int64)).shape
         torch.Size([3, 64, 100])
     """
 
     def __init__(
-        self, *, characters: int, length: int, blocks: int, size: int, heads: int, head_size: int, neurons: int
+        self, *, characters: int, length: int, size: int, head_size: int, heads: Sequence[int], neurons: Sequence[int]
     ):
         super().__init__()
         self.embedding, self.position = nn.Embedding(characters, size), nn.Embedding(length, size)
-        self.blocks = nn.ModuleList(Block(size, heads, head_size, neurons) for _ in range(blocks))
+        sizes = zip(heads, neurons, strict=True)
+        self.blocks = nn.ModuleList(Block(size, own_heads, head_size, own) for own_heads, own in sizes)
         self.norm, self.output = nn.LayerNorm(size), nn.Linear(size, characters)
         for each in (self.embedding, self.position):
             nn.init.normal_(each.weight, std=0.02)

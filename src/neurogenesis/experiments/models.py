@@ -64,8 +64,10 @@ class Block(nn.Module):
         return y + (x if self.shortcut is None else self.shortcut(h))
 
 
-def wrn28(scale: float = 1.0, classes: int = 10, widths: Mapping[str, int] | None = None) -> nn.Sequential:
-    """WRN-28-1: a convolution, three groups of four residual blocks, and a linear layer.
+def wrn28(
+    scale: float = 1.0, classes: int = 10, widths: Mapping[str, int] | None = None, blocks: int = 4
+) -> nn.Sequential:
+    """WRN-28-1: a convolution, three groups of four residual blocks, or as many as `blocks`, and a linear layer.
 
     `scale` multiplies all sizes, unless `widths` gives them.
     """
@@ -74,7 +76,8 @@ def wrn28(scale: float = 1.0, classes: int = 10, widths: Mapping[str, int] | Non
     model.add_module("stem", nn.Conv2d(3, sizes[0], 3, 1, 1, bias=False))
     for number, (before, after) in enumerate(pairwise(sizes), 1):
         first = Block(before, after, 2 if number > 1 else 1, first=True)
-        model.add_module(f"group{number}", nn.Sequential(first, *(Block(after, after, 1, False) for _ in range(3))))
+        others = (Block(after, after, 1, False) for _ in range(blocks - 1))
+        model.add_module(f"group{number}", nn.Sequential(first, *others))
     model.add_module("norm", nn.BatchNorm2d(sizes[-1]))
     model.add_module("relu", ng.nn.ReLU())
     model.add_module("pool", nn.AdaptiveAvgPool2d(1))

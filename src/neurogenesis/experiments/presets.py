@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from ..defaults import GAMMA, GAMMA_CONVOLUTIONAL, GAMMA_WEIGHT
 from .errors import UsageError, unknown_name
-from .settings import PRESET, Convolutional, Dense, Language, Settings
+from .settings import PRESET, Convolutional, Deep, Dense, Language, Residual, Settings
 from .shapes import SHAPES
 
 Table = Literal["diabetes", "cancer", "wine", "friedman1", "friedman2", "friedman3", "digits", "random"]
@@ -137,12 +137,13 @@ class Vgg11Cifar100(Vgg11Cifar10):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wrn28Cifar10(Convolutional):
+class Wrn28Cifar10(Residual):
     """WRN-28 on CIFAR-10, with one width per group of blocks; needs a GPU."""
 
     name = "wrn28-cifar10"
     data = "cifar10"
     network = "wrn28"
+    stacks = ("group1", "group2", "group3")
     epochs: int = 50
     learning_rate: float = 3e-3
     maximum: float = 6.0
@@ -213,14 +214,14 @@ NAMES = SimpleNamespace(
 """The name of every setting of every preset: `NAMES.gamma` is "gamma"."""
 DEFAULTS: dict[str, Any] = {
     field.name: field.default
-    for kind in (*PRESETS.values(), Language, Convolutional, Dense, Settings)
+    for kind in (*PRESETS.values(), Language, Residual, Convolutional, Deep, Dense, Settings)
     for field in fields(kind)
 }
 """The default of every setting, for records of unknown presets."""
 GROWTH_SETTINGS: tuple[str, ...] = (
     NAMES.schedule, NAMES.gamma, NAMES.metric, NAMES.scale, NAMES.least, NAMES.every, NAMES.ages, NAMES.margin,
-    NAMES.prune, NAMES.buffer, NAMES.at, NAMES.hops, NAMES.max_parameters,
-    NAMES.max_flops,
+    NAMES.prune, NAMES.buffer, NAMES.at, NAMES.hops, NAMES.initial_blocks, NAMES.final_heads, NAMES.final_neurons,
+    NAMES.max_parameters, NAMES.max_flops,
 )  # fmt: skip
 """Settings that have no effect on static networks."""
 

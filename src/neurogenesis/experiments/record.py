@@ -276,3 +276,8 @@ class RecordedSettings(Mapping[str, Any]):
     def convolutional(self) -> bool:
         """Whether the network has convolutions: only presets of such networks have this setting."""
         return NAMES.images in self._values
+
+    @property
+    def language(self) -> bool:
+        """Whether the network predicts characters: only presets of such networks have this setting."""
+        return NAMES.stream in self._values

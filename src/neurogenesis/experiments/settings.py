@@ -29,8 +29,8 @@ PRESET = "preset"
 Schedule = Literal["dynamic", "linear", "batched"]
 Metric = Literal["effective_dimension", "orthogonality"]
 Decay = Literal["none", "cosine", "final"]
-_STRATEGY, _OF_SHAPES = "strategy", ("shape", "shape_of")
-_OPTIONAL = (*_OF_SHAPES, "max_parameters", "max_flops")
+_STRATEGY, _SCHEDULE, _OF_SHAPES = "strategy", "schedule", ("shape", "shape_of")
+_OPTIONAL = (*_OF_SHAPES, "max_parameters", "max_flops", "final_heads", "final_neurons")
 
 
 def _is_shape(text: str) -> bool:
@@ -190,11 +190,11 @@ class Settings:
 
         A shape that was grown is named by its strategy, so that the name is known before the shape is.
         """
-        usual = replace(type(self)(), schedule=self.schedule, seed=self.seed, epochs=self.usual_epochs)
+        usual = replace(type(self)(), seed=self.seed, epochs=self.usual_epochs)
         shape = self.shape if self.shape_of is None else f"of-{self.shape_of}"
         parts = [self.strategy, *([shape] if shape else []), *([self.schedule] if self.schedule != "dynamic" else [])]
         for name, value in asdict(self).items():
-            if name not in (_STRATEGY, *_OF_SHAPES) and value != getattr(usual, name):
+            if name not in (_STRATEGY, _SCHEDULE, *_OF_SHAPES) and value != getattr(usual, name):
                 value = PurePath(value).stem if name == "text" else value
                 parts.append(name.replace("_", "-") + ("" if value is True else f"-{value}"))
         return "-".join([*parts, f"seed{self.seed}"])
@@ -212,6 +212,33 @@ class Dense(Settings):
     """Maximum number of neurons of a hidden layer."""
     hidden: int = 2
     """Number of hidden layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deep(Settings):
+    """A network with stacks of blocks, to which a strategy may add some."""
+
+    stacks: ClassVar[tuple[str, ...]]
+    """The stacks; all have the same number of blocks."""
+
+    at: float = 0.5
+    """Part of the training after which all blocks are there, if the strategy adds blocks."""
+    hops: int = 1
+    """In how many parts blocks are added, at equal distances."""
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        """The number of blocks at the start and at the end, if the strategy adds blocks."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strategy in DEEPENING:
+            first, last = self.depths
+            if not self.at < 1:
+                raise UsageError(f"--at: expected a part of the training, less than 1, not {self.at}")
+            if not self.hops <= last - first:
+                raise UsageError(f"--hops {self.hops}: from {first} to {last} blocks there are fewer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,9 +262,32 @@ class Convolutional(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Language(Settings):
+class Residual(Convolutional, Deep):
+    """A convolutional network of groups of residual blocks, of which the first of a group is unlike the others."""
+
+    blocks: int = 4
+    """Blocks of each group; those at the end, if the strategy adds blocks."""
+    initial_blocks: int = 2
+    """Blocks of each group at the start, if the strategy adds blocks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strategy in DEEPENING and self.initial_blocks < 2:
+            raise UsageError(
+                f"--initial-blocks {self.initial_blocks}: new blocks are copies, and the first block of a group, which "
+                "changes its size, cannot be copied: expected at least 2"
+            )
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        return self.initial_blocks, self.blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language(Deep):
     """A causal transformer that predicts the next character; its size is its number of blocks."""
 
+    stacks = ("blocks",)
     part: ClassVar[int] = 100
     """Gradient steps of an epoch: a pass through the text would take longer than a training."""
 
@@ -257,10 +307,6 @@ class Language(Settings):
     """Blocks at the end of strategies that add blocks, and of the medium static network."""
     maximum: int = 6
     """Blocks of the big static network."""
-    at: float = 0.5
-    """Part of the training after which all blocks are there, if the strategy adds blocks."""
-    hops: int = 1
-    """In how many parts blocks are added, at equal distances."""
     length: int = 64
     """Characters of a window."""
     stream: int = 64
@@ -269,16 +315,25 @@ class Language(Settings):
     """Heads of each block at the start, of 16 entries each."""
     neurons: int = 256
     """Neurons of each block's dense layer at the start."""
+    final_heads: int | None = None
+    """Heads of each block at the end of fixed schedules; by default they do not grow."""
+    final_neurons: int | None = None
+    """Neurons of each block at the end of fixed schedules; by default they do not grow."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.strategy in DEEPENING:
-            if not self.at < 1:
-                raise UsageError(f"--at: expected a part of the training, less than 1, not {self.at}")
-            if not self.hops <= self.medium - self.initial:
-                raise UsageError(f"--hops {self.hops}: from {self.initial} to {self.medium} blocks there are fewer")
-        elif self.schedule != "dynamic":
-            raise UsageError(f"--schedule {self.schedule}: {self.name} has no widths at the end of a schedule")
+        final = {"heads": self.final_heads, "neurons": self.final_neurons}
+        if self.schedule != "dynamic" and not any(final.values()):
+            raise UsageError(f"--schedule {self.schedule}: say what grows, with --final-heads or --final-neurons")
+        for name, size in final.items():
+            if size is not None and self.schedule == "dynamic":
+                raise UsageError(f"--final-{name} has no effect without --schedule linear or batched: remove it")
+            if size is not None and size < getattr(self, name):
+                raise UsageError(f"--final-{name} {size}: there are {getattr(self, name)} at the start")
+
+    @property
+    def depths(self) -> tuple[int, int]:
+        return self.initial, self.medium
 
     def epoch_steps(self, samples: int) -> int:
         return min(self.part, math.ceil(samples / self.batch))

@@ -117,12 +117,43 @@ def _tabular() -> Iterator[Choices]:
 
 
 def _deepening() -> Iterator[Choices]:
-    """Static networks of every depth with three lengths of training, and blocks that are added: when, how, how many."""
+    """Static networks of every depth with three lengths of training, and blocks that are added: when, how, how many.
+
+    Against the best depth for a compute, the final depth may be less than the most: it is that best depth itself which
+    growth must reach for less, so early hops to 4 and 3 blocks are tried, and training for longer.
+    """
     for decay in ("final", "cosine"):
         common = {"decay": (decay,)}
         yield {**common, "epochs": (20, 10, 40), "strategy": (SHAPED,), "shape": tuple("123456")}
         yield {**common, "strategy": tuple(DEEPENING), "at": (0.5, 0.8, 0.25), "initial": (3, 2, 1)}
         yield {**common, "strategy": ("deepen-zero",), "hops": (2, 5), "initial": (1,)}
+    lesser: dict[str, Sequence[Any]] = {"decay": ("final",), "strategy": ("deepen-zero",)}
+    yield {**lesser, "medium": (4,), "at": (0.25, 0.1), "initial": (2, 1)}
+    yield {**lesser, "medium": (4,), "at": (0.5,), "initial": (3, 2)}
+    yield {**lesser, "medium": (3,), "at": (0.25, 0.1), "initial": (1,)}
+    yield {**lesser, "epochs": (40,), "at": (0.25,), "initial": (3,)}
+    yield {**lesser, "epochs": (40,), "medium": (4,), "at": (0.25,), "initial": (2,)}
+
+
+def _deepening_images() -> Iterator[Choices]:
+    """Residual networks on images: static ones of every depth, three lengths of training, and blocks that are added."""
+    static: dict[str, Sequence[Any]] = {"strategy": (SHAPED,), "shape": ("0.5",)}
+    yield {**static, "epochs": (5, 3, 10), "blocks": (4, 3, 2)}
+    yield {"strategy": ("deepen-zero",), "initial": (0.5,), "at": (0.5, 0.25)}
+
+
+def _pays_language() -> Iterator[Choices]:
+    """Transformers grown by need, and on schedules of heads, of neurons and of blocks; static ones, deep and wide."""
+    start: dict[str, Sequence[Any]] = {"strategy": (NEED,), "heads": (2,), "neurons": (32,)}
+    yield {"strategy": (SHAPED,), "shape": tuple("123456")}
+    for heads, neurons in ((1, 64), (2, 128), (8, 512)):
+        yield {"strategy": (SHAPED,), "shape": ("3",), "heads": (heads,), "neurons": (neurons,)}
+    yield start
+    yield {**start, "strategy": (SHAPED,), "shape_of": (NEED,)}
+    batched: dict[str, Sequence[Any]] = {"strategy": (NEED,), "schedule": ("batched",)}
+    yield {**batched, "heads": (2,), "final_heads": (4,)}
+    yield {**batched, "neurons": (64,), "final_neurons": (256,)}
+    yield {"strategy": ("deepen-zero",), "initial": (1,), "medium": (3,), "at": (0.5, 0.25)}
 
 
 _FULL_BATCH = 2500  # more than the training part of a table
@@ -226,7 +257,15 @@ STUDIES: dict[str, Study] = {
         {},
         seeds=3,
     ),
+    "pays-language": Study("Does growing pay? Characters", "gpt-stdlib", tuple(_pays_language()), {}, seeds=3),
     "deepening": Study("Does growing depth pay?", "gpt-stdlib", tuple(_deepening()), {}, seeds=3),
+    "deepening-images": Study(
+        "Does growing depth pay on images?",
+        "wrn28-cifar10-small",
+        tuple(_deepening_images()),
+        {"decay": "final"},
+        seeds=3,
+    ),
     "tabular": Study("The right size on small tables", "tabular", tuple(_tabular()), {}),
     "trigger-cost": _trigger_cost,
     "trigger-cost-small": _small(_trigger_cost, "vgg11-cifar10-small", epochs=1, images=2560),

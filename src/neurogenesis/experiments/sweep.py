@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from filelock import FileLock
 
-from .building import widths_of
+from .building import shape_of
 from .engines import HERE, Engine, Job, Place
 from .engines.processes import write_failure
 from .errors import UsageError
@@ -57,8 +57,7 @@ def with_shape(settings: Settings, directory: Path) -> Settings:
     grown = None if source is None else result_of(source, directory.with_name(source.label))
     if grown is None:
         return settings
-    sizes = [grown.widths[width] for width in widths_of(settings, 1.0)]
-    return replace(settings, shape="-".join(map(str, sizes)))
+    return replace(settings, shape=shape_of(settings, grown.widths))
 
 
 def sweep(

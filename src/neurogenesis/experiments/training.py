@@ -14,14 +14,24 @@ from torch import Tensor, nn
 
 import neurogenesis as ng
 
-from .building import BLOCKS, TIES, build_network, build_strategy, derived_seed, initial_widths, widths_of
+from .building import (
+    BLOCKS,
+    TIES,
+    build_network,
+    build_strategy,
+    derived_seed,
+    initial_sizes,
+    kinds_that_stay,
+    standard_sizes,
+    widths_of,
+)
 from .data import Data
 from .depth import Hop, add_blocks, hops_of
 from .errors import UsageError
 from .progress import Display
 from .record import Checkpoint, Epoch, Result, Sizes, Step, Totals
 from .run_directory import RunDirectory
-from .settings import Convolutional, Decay, Language, Settings
+from .settings import Decay, Deep, Language, Settings
 from .signals import Interrupted, collect_signals
 
 GRADIENT_STEP = 3
@@ -57,6 +67,7 @@ class Training:
         started = time.perf_counter()
         due = [hop for hop in self.hops if hop.step <= self.step]
         for hop in due:
+            assert isinstance(self.settings, Deep)
             add_blocks(self.model, self.optimizer, hop, self.settings, self.example)
             self.hops.remove(hop)
             self.widths = {**self.widths, BLOCKS: self.widths[BLOCKS] + hop.blocks}
@@ -99,7 +110,7 @@ def start_training(settings: Settings, data: Data, device: torch.device) -> Trai
     decay = _decay(settings.decay, optimizer, steps)
     hops, example = hops_of(settings, steps), data.train[0][:2].to(device)
     grower = None if settings.static or hops else _grower(settings, model, optimizer, data, device, steps)
-    training = Training(settings, model, optimizer, decay, grower, initial_widths(settings), example, hops)
+    training = Training(settings, model, optimizer, decay, grower, initial_sizes(settings), example, hops)
     training.update_sizes()
     return training
 
@@ -133,8 +144,8 @@ def _grower(
 ) -> ng.Grower:
     """The grower, with its buffer of activations filled."""
     inputs = data.train[0]
-    language = isinstance(settings, Language)  # its size is its depth, and its stream grows by schedules only
-    limit = None if language else widths_of(settings, settings.sizes["big"])
+    # The size of a transformer is its depth; its heads and neurons have no maximum.
+    limit = None if isinstance(settings, Language) else widths_of(settings, settings.sizes["big"])
     try:
         grower = ng.Grower(
             model,
@@ -144,7 +155,7 @@ def _grower(
             max_width=limit,
             max_parameters=settings.max_parameters,
             max_flops=settings.max_flops,
-            exclude=["stream"] if language else [],
+            exclude=kinds_that_stay(settings),
             every=settings.every,
             tie=TIES.get(getattr(settings, "network", ""), ()),
             buffer=settings.buffer,
@@ -302,8 +313,7 @@ def train(
         else:
             if last < settings.epochs:
                 return None
-    standard_widths = widths_of(settings, 1.0) if isinstance(settings, Convolutional) else None
-    return _result(directory.epochs(), initial_widths, standard_widths, training.step)
+    return _result(directory.epochs(), initial_widths, standard_sizes(settings), training.step)
 
 
 def _interrupted(where: str, directory: RunDirectory) -> Interrupted:

@@ -102,8 +102,11 @@ def difference(positions: Sequence[float], accuracies: Sequence[float], curve: S
 
 
 def compares_with_static(runs: Iterable[RecordedSettings]) -> bool:
-    """Whether runs are grown networks and static ones of at least two sizes; added blocks are compared by compute."""
-    every = list(runs)
+    """Whether runs are grown networks and static ones of at least two sizes.
+
+    Added blocks, and networks that predict characters, are compared by loss and compute.
+    """
+    every = [settings for settings in runs if not settings.language]
     sizes = {settings.shape for settings in every if _uniform(settings)}
     return len(sizes) > 1 and not all(
         is_static(strategy_name(settings)) or settings.strategy in DEEPENING for settings in every

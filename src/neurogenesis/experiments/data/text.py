@@ -60,6 +60,8 @@ def standard_library(directory: Path | None = None) -> Text:
 def text_file(path: Path) -> Text:
     """A file in UTF-8; its last tenth is for validation and testing."""
     content = _read(path)
+    if "\0" in content:
+        raise DataError(f"{path} is no text: it has NUL characters")
     first, second = len(content) * 90 // 100, len(content) * 95 // 100
     return Text(content[:first], content[first:second], content[second:])
 
@@ -90,6 +92,8 @@ def windows(text: Text, length: int, validation: bool = False) -> Data:
         (3, [[0, 1, 2, 0, 1]], [[1, 2, 0, 1, 2]])
     """
     vocabulary = frequent(text.train)
+    if not vocabulary:
+        raise DataError(f"no character occurs {LEAST} times in the training part of the text: it is too short")
     train = _windows(text.train, vocabulary, length, "training")
     name, tested = ("validation", text.validation) if validation else ("test", text.test)
     inputs, targets = _windows(tested, vocabulary, length, name)
