@@ -15,9 +15,9 @@ from . import metrics
 from .candidates.bridge import Bridge
 from .candidates.chains import Chain
 from .candidates.grown import Candidates
-from .candidates.looks import Pass
+from .candidates.looks import Pass, Recorded
 from .candidates.regions import Region
-from .candidates.steps import Look, windows_after
+from .candidates.steps import Look, ready_recorded, windows_after
 from .candidates.trials import Trials
 from .candidates.weights import Weights, scaled_like, scaled_to
 from .candidates.windows import Statistics, Window
@@ -61,7 +61,7 @@ class Layer(Weights):
         maximum: the maximum size, or None if unlimited.
         out_of_budget: whether one more step of growth would take more parameters than there may be.
         memory: numbers, and containers of numbers and tensors, that a trigger keeps from step to step; saved with the
-            `Grower`. Replace tensors instead of modifying them.
+            `Grower`, see `Trigger.saved`. Replace tensors instead of modifying them.
         now: state that changes from step to step; see `during`.
     """
 
@@ -287,7 +287,9 @@ class Layer(Weights):
         entries = (3 * fan_in.flatten(1).square().mean(1, keepdim=True)).sqrt()  # of a uniform distribution
         return numbers * entries * input_scale(self.records).to(fan_in)
 
-    def passes_with(self, fan_ins: Sequence[Tensor], biases: Tensor | None = None) -> list[list[Pass]]:
+    def passes_with(
+        self, fan_ins: Sequence[Tensor], biases: Tensor | None = None, later: bool = False
+    ) -> list[list[Pass | Recorded]]:
         """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.
 
         Frozen consumers have none, because they would not learn. Nor are there passes that cannot be repeated, because
@@ -296,9 +298,22 @@ class Layer(Weights):
         Args:
             fan_ins: weights of the candidates in the first producer and in the other ones, as of `random_fan_ins`.
             biases: biases of the candidates in the first producer, as of `random_biases`; zero by default.
+            later: whether candidates may be run later; see `run_candidates`.
         """
         candidates = Candidates(fan_ins[0], biases, others=dict(zip(self.other_producers, fan_ins[1:], strict=True)))
-        return self._trials.passes(candidates, self.records, self._shortcuts, self.now.samples, self.now.seed)
+        return self._trials.passes(candidates, self.records, self._shortcuts, self.now.samples, self.now.seed, later)
+
+    def run_candidates(self, window: Window, place: int, inputs: Tensor) -> Tensor:
+        """What the candidates of a window add to the input of a consumer, given the first producer's inputs."""
+        chain = self._chains[place]
+        assert chain is not None
+        return chain.of(window.fan_ins[0], window.biases)(inputs)
+
+    def settled(self, window: Window) -> Window:
+        """A window in which all candidates have been run, and nothing is ready: the layer may be resized."""
+        run = partial(self.run_candidates, window)
+        consumers = [record.route.place(self.model, record.route.consumer) for record in self.records]
+        return ready_recorded(window, consumers, run).completed(run)
 
     def statistics(self, window: Window) -> Statistics | None:
         """What a window shows, on the samples of all processes; see `candidates.windows`."""
@@ -347,7 +362,8 @@ def after_step(
             layer.name,
             window,
             [record.route.place(layer.model, record.route.consumer) for record in layer.records],
-            partial(layer.passes_with, window.fan_ins, window.biases),
+            partial(layer.passes_with, window.fan_ins, window.biases, later=layer.processes.count == 1),
+            partial(layer.run_candidates, window),
             partial(last, layer),
         )
         for layer, window in zip(layers, windows, strict=True)

@@ -91,6 +91,10 @@ class Trigger:
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
         """Adapt ``layer.memory`` to new shapes; called for each layer after any of them have grown."""
 
+    def saved(self, memory: Mapping[str, Any]) -> dict[str, Any]:
+        """What is saved of a layer's memory: numbers, and containers of numbers and tensors; all of it by default."""
+        return dict(memory)
+
     def __repr__(self) -> str:
         """A text that identifies the trigger in saved states, the same in every process."""
         return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
@@ -410,7 +414,7 @@ class Need(Trigger):
         try:
             check_finite([each for record in new for each in record.found], f"activations or gradients of {layer.name}")
         except NotFinite:  # the same passes would be found at the next look
-            layer.memory["window"] = before.without_waiting.state()
+            layer.memory["window"] = before.without_waiting
             raise
         if window.steps == before.steps or window.steps < self._planned(layer, window)[0]:
             return None
@@ -421,7 +425,7 @@ class Need(Trigger):
         latest = self._latest(layer)
         if window is before:
             return Decision(0, *latest)  # no pass can be used
-        layer.memory["window"] = window.state()
+        layer.memory["window"] = window
         if found is None:
             looks, interval = (1, 1) if window.behind else self._planned(layer, window)
             return Decision(0, *latest, wait=interval if window.looks < looks else 1)
@@ -467,6 +471,10 @@ class Need(Trigger):
         looks = min(max(wanted, _LEAST_LOOKS), _MOST_LOOKS, length)
         return looks, length // looks
 
+    def saved(self, memory: Mapping[str, Any]) -> dict[str, Any]:
+        window = memory.get("window")
+        return {**memory, "window": window.state()} if isinstance(window, Window) else dict(memory)
+
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
         window, consumers = self._saved_window(layer), [record.route.consumer for record in layer.records]
         if window is None:
@@ -476,7 +484,7 @@ class Need(Trigger):
             del layer.memory["window"]  # the layer itself has grown, or another one whose neurons go to the same place
         else:
             producers = layer.producer, *layer.other_producers
-            layer.memory["window"] = window.padded(producers, consumers, plans).state()
+            layer.memory["window"] = layer.settled(window).padded(producers, consumers, plans)
 
     def _window(self, layer: Layer) -> Window:
         """The window in progress, or a new one if there is none or the layer was changed by others."""
@@ -496,7 +504,9 @@ class Need(Trigger):
     def _saved_window(layer: Layer) -> Window | None:
         """The window in progress, if there is one; a window that an earlier version has saved is not continued."""
         saved = layer.memory.get("window")
-        if saved is None or "biases" not in saved:
+        if saved is None or isinstance(saved, Window):
+            return saved
+        if "biases" not in saved:
             return None
         window = Window.from_state(saved)
         return window if all(record.complete for record in window.records) else None

@@ -19,7 +19,7 @@ from neurogenesis.candidates import folds as fold_sums
 from neurogenesis.candidates import windows
 from neurogenesis.candidates.fits import RIDGE
 from neurogenesis.candidates.folds import fan_out_gradient, fold_gradients
-from neurogenesis.candidates.looks import Pass, joined, sampled_rows
+from neurogenesis.candidates.looks import Pass, Recorded, joined, sampled_rows
 from neurogenesis.candidates.record import ENOUGH_ROWS
 from neurogenesis.candidates.rows import row_samples
 from neurogenesis.candidates.steps import after_look, record_waiting
@@ -209,6 +209,11 @@ CONSUMERS: dict[str, Callable[[], nn.Module]] = {
     "conv": lambda: nn.Conv2d(4, 6, 3, padding=1),
     "transposed": lambda: nn.ConvTranspose2d(4, 6, 3, padding=1),
 }
+
+
+def window_of(layer: ng.Layer) -> Window:
+    """The window in progress, in which nothing is put off."""
+    return layer.settled(layer.memory["window"])
 
 
 def new_window(consumer: Any, records: int = 1) -> Window:
@@ -719,7 +724,7 @@ def test_a_window_outlives_the_growth_of_neighbours(
         optimizer.step()
         grower.step()
         layer = next(layer for layer in grower.layers if layer.name == watched)
-        windows.append(Window.from_state(layer.memory["window"]) if "window" in layer.memory else None)
+        windows.append(window_of(layer) if "window" in layer.memory else None)
     *_, before, window = windows
     assert window is not None
     assert window.steps == (9 if kept else 1)
@@ -745,7 +750,7 @@ def test_passes_wait_until_there_are_enough_rows_for_a_fit_and_are_dropped_if_a_
         optimizer.step()
         grower.step()
         x.zero_()  # those that wait are copies
-        window = Window.from_state(grower.layers[0].memory["window"])
+        window = window_of(grower.layers[0])
         found.append((window.steps, window.waiting.looks, window.items))
         assert all(each.H.abs().sum() > 0 for own in window.waiting.passes for step in own for each in step)
     # 18 rows are enough for 3 inputs. At the eighth step, the next layer grows.
@@ -762,7 +767,7 @@ def test_passes_go_on_waiting_if_a_distant_width_grows() -> None:
         loss_of(model, torch.randn(4, 6)).backward()
         optimizer.step()
         grower.step()
-    found = [Window.from_state(layer.memory["window"]).looks for layer in grower.layers if "window" in layer.memory]
+    found = [window_of(layer).looks for layer in grower.layers if "window" in layer.memory]
     # Of the second one, whose consumer has new outputs, six steps were recorded and two dropped.
     assert grower.widths["4"] == 7 and found == [8, 6]
 
@@ -782,7 +787,7 @@ def test_a_step_that_is_too_large_for_products_does_not_count() -> None:
 
 
 def test_passes_whose_products_overflow_are_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pass, "finite", True)
+    monkeypatch.setattr(Recorded, "finite", True)
     model = mlp(6, 3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     grower = ng.Grower(model, optimizer, "need")
@@ -793,9 +798,9 @@ def test_passes_whose_products_overflow_are_not_found_again(monkeypatch: pytest.
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             grower.step()
-        assert bool(warned) == (number == 4)  # at the fit
-    window = Window.from_state(grower.layers[0].memory["window"])
-    assert (window.steps, window.waiting.looks) == (5, 2)
+        assert bool(warned) == (number == 9)  # when the window ends
+    window = window_of(grower.layers[0])
+    assert (window.steps, window.waiting.looks) == (0, 2)
 
 
 def test_steps_without_rows_for_a_fit_are_lost_if_no_more_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -809,7 +814,7 @@ def test_steps_without_rows_for_a_fit_are_lost_if_no_more_may_wait(monkeypatch: 
         loss_of(model, torch.randn(2, 6)).backward()
         optimizer.step()
         grower.step()
-        window = Window.from_state(grower.layers[0].memory["window"])
+        window = window_of(grower.layers[0])
         found.append((window.looks, window.behind))
     # A fit of 3 inputs takes 6 rows; of those before, a ninth is forgotten at each step.
     assert found == [(0, True), (0, True), (0, True), (1, False), (2, False)]
@@ -898,7 +903,7 @@ def test_growth_by_hand_of_another_producers_input_begins_a_new_window() -> None
     ng.grow(model, "other", 2, optimizer=grower.optimizers[0])
     train(grower, 1, problem())
     layer = next(layer for layer in grower.layers if layer.name == "hidden")
-    assert layer.memory["window"]["steps"] == 1
+    assert window_of(layer).steps == 1
 
 
 def test_a_consumer_with_too_few_rows_does_not_hold_up_the_others() -> None:
@@ -919,7 +924,7 @@ def test_a_consumer_with_too_few_rows_does_not_hold_up_the_others() -> None:
         optimizer.step()
         grower.step()
     (layer,) = grower.layers
-    window = Window.from_state(layer.memory["window"])
+    window = window_of(layer)
     assert window.steps == 4 and [record.steps for record in window.records] == [4, 0]
 
 
@@ -948,11 +953,34 @@ def test_several_passes_before_a_step_count_as_one_step() -> None:
         assert (a.metric, a.threshold) == pytest.approx((b.metric, b.threshold), rel=1e-3)
 
 
+@pytest.mark.parametrize("batch", [5, 32, 64])
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_decisions_are_those_of_windows_in_which_nothing_is_put_off(
+    batch: int, activation: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fits and candidates wait for the end of a window: slow, each at its own step."""
+    found = []
+    for slow in (False, True):
+        if slow:
+            monkeypatch.setattr("neurogenesis.candidates.steps.MOST_READY", 0)
+            monkeypatch.setattr("neurogenesis.candidates.chains.FEW_INPUTS", 0)
+        torch.manual_seed(0)
+        layers = nn.Linear(6, 3), activation(), nn.Linear(3, 3), activation(), nn.Linear(3, 3)
+        grower = growing(25, nn.Sequential(*layers), batch)
+        windows = [layer.memory["window"] for layer in grower.layers if "window" in layer.memory]
+        assert not (slow and any(window.ready for window in windows))
+        found.append([(event.step, event.width, event.after) for event in grower.history])
+        ratios = [each.metric for each in grower.history.observations if each.metric is not None]
+        found.append(ratios[:2])  # later, weights have drifted apart
+    assert found[0] == found[2] and found[0]
+    assert found[1] == pytest.approx(found[3], rel=1e-3)
+
+
 @pytest.mark.parametrize(("stop", "batch"), [(3, 64), (17, 64), (91, 64), (3, 5), (29, 5)])
 def test_resuming_in_a_window_changes_no_bit(stop: int, batch: int) -> None:
     whole = growing(110, batch=batch)
     first = growing(stop, batch=batch)
-    windows = [Window.from_state(own.memory["window"]) for own in first.layers if "window" in own.memory]
+    windows = [window_of(own) for own in first.layers if "window" in own.memory]
     assert batch == 64 or any(window.waiting.looks for window in windows)
     states = [copy.deepcopy(each.state_dict()) for each in (first, first.model, first.optimizers[0])]
     model = mlp(6, 3, 3, 3)
@@ -984,8 +1012,9 @@ def test_growth_ends_at_a_multiple_of_the_initial_size_with_a_warning(monkeypatc
         "Strategy(trigger=Need(window=48, candidates=32), initialization=Random())",
     ],
 )
-def test_a_state_of_an_earlier_rule_goes_on_with_the_present_one(earlier: str) -> None:
+def test_a_state_of_an_earlier_rule_goes_on_with_the_present_one(earlier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows that compared steps, or had no whole gradients, are begun again."""
+    monkeypatch.setattr("neurogenesis.candidates.steps.MOST_READY", 0)
     grower = growing(8)
     state = grower.state_dict()
     assert state["strategy"] == "Strategy(trigger=Need(window=48, candidates=32), initialization=Twins())"
@@ -1074,7 +1103,7 @@ def test_a_batch_of_one_is_enough_if_there_are_many() -> None:
 def test_a_window_longer_than_the_training_does_no_harm() -> None:
     grower = growing(12, strategy=ng.Strategy(ng.triggers.Need(window=10_000)))
     assert all(size >= 3 for size in grower.widths.values())
-    assert all(layer.memory["window"]["steps"] <= 12 for layer in grower.layers)
+    assert all(window_of(layer).steps <= 12 for layer in grower.layers)
 
 
 def test_a_step_that_is_not_finite_does_not_count() -> None:
@@ -1093,9 +1122,10 @@ def test_a_step_that_is_not_finite_does_not_count() -> None:
                 grower.step()
         else:
             grower.step()
-    windows = [layer.memory["window"] for layer in grower.layers]
-    assert all(torch.isfinite(window["records"][0]["sums"]).all() for window in windows)
-    assert max(window["steps"] for window in windows) == 3
+    windows = [window_of(layer) for layer in grower.layers]
+    sums = [window.records[0].sums for window in windows]
+    assert all(each is not None and each.isfinite().all() for each in sums)
+    assert max(window.steps for window in windows) == 3
 
 
 @pytest.mark.parametrize("kind", ["dense", "conv"])
@@ -1160,7 +1190,7 @@ def test_a_change_of_precision_begins_a_new_window() -> None:
     (grower.model(x.double()) - y).square().mean().backward()
     optimizer.step()
     grower.step()
-    assert all(layer.memory["window"]["steps"] == 1 for layer in grower.layers)
+    assert all(window_of(layer).steps == 1 for layer in grower.layers)
 
 
 def test_a_shortcut_found_with_an_example_of_zeros_is_right() -> None:

@@ -193,8 +193,9 @@ def test_indices_serve_where_inputs_are_no_tensors() -> None:
     grower = ng.Grower(model, torch.optim.SGD(model.parameters(), lr=0.0))
     steps(grower, [Batch(), Batch()], samples=lambda _: range(10))  # type: ignore[list-item]
     assert grower.samples.number() == 10
-    window = grower.layers[0].memory["window"]
-    assert window["steps"] == 2 and int(window["records"][0]["counts"].sum()) == 20
+    (layer,) = grower.layers
+    window = layer.settled(layer.memory["window"])
+    assert window.steps == 2 and int(window.records[0].counts.sum()) == 20
 
 
 @pytest.mark.parametrize("given", [range(7), torch.rand(8), torch.arange(16).reshape(8, 2)], ids=["7", "floats", "2d"])

@@ -31,6 +31,7 @@ from .grown import Candidates, apply_weights
 _RECTIFIERS = {ReLU, nn.ReLU}  # computed in place, which saves memory
 _RANDOM = (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+FEW_INPUTS = 2**15  # of a pass: more would take memory, and no time is saved that counts
 CHUNK_ENTRIES = 2**20  # outputs of the producer that are computed at a time: 4 MB, which stay in the cache
 
 
@@ -57,6 +58,17 @@ class Chain:
         """The modules after the producer."""
         assert self.route.chain is not None
         return [self.model.get_submodule(path) for path in self.route.chain]
+
+    @cached_property
+    def of_rows(self) -> bool:
+        """Whether its outputs follow from its inputs row by row, whenever it runs: activation functions of a layer."""
+        plain = not any(module._parameters or module._buffers or isinstance(module, _RANDOM) for module in self.modules)
+        return isinstance(self.producer, nn.Linear) and plain and all(map(_takes_parts, self.modules))
+
+    def runs_later(self, pair: Pair) -> bool:
+        """Whether candidates can be run in a recorded pass later, from few numbers."""
+        small = pair.H_prev.ndim == pair.H.ndim == pair.D.ndim == 2 and pair.H_prev.numel() <= FEW_INPUTS
+        return small and self.of_rows and not self.route.flattened and pair.call.autocast is None
 
     def of(self, fan_in: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """A function from the producer's inputs to the chain's outputs, for candidates alone."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,46 @@ class Pass(NamedTuple):
         return self._replace(H=self.H.clone(), h=self.h.clone(), D=self.D.clone())
 
 
+class Recorded(NamedTuple):
+    """A training pass of rows, as it was recorded: candidates are run later, from the first producer's input."""
+
+    H_prev: Tensor
+    H: Tensor
+    D: Tensor
+    samples: Tensor | None = None
+
+    @property
+    def items(self) -> int:
+        """The number of items of the batch."""
+        return len(self.H) if self.samples is None else len(self.samples)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all entries are finite, and small enough for sums of their products."""
+        return math.isfinite(float(sum_of([squared_norm(each) for each in (self.H_prev, self.H, self.D)])))
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers it consists of, as a measure of memory."""
+        return self.H_prev.numel() + self.H.numel() + self.D.numel()
+
+    def rows(self, consumer: nn.Module) -> int:
+        """The number of samples."""
+        return len(self.H)
+
+    def copied(self) -> Recorded:
+        """The same in memory of its own, to which nothing else is written."""
+        return Recorded(self.H_prev.clone(), self.H.clone(), self.D.clone(), self.samples)
+
+    def completed(self, h: Tensor) -> Pass:
+        """The pass with what candidates would add."""
+        return Pass(self.H, h, self.D, self.samples)
+
+
+Run = Callable[[int, Tensor], Tensor]
+"""What candidates add to the input of the consumer of that number, given the first producer's input."""
+
+
 class Waiting(NamedTuple):
     """Passes of steps that have been looked at, until there are enough rows for a fit.
 
@@ -61,14 +102,14 @@ class Waiting(NamedTuple):
         looks: number of steps.
     """
 
-    passes: tuple[tuple[tuple[Pass, ...], ...], ...]
+    passes: tuple[tuple[tuple[Pass | Recorded, ...], ...], ...]
     rows: tuple[int, ...]
     items: tuple[int, ...]
     numbers: int = 0
     looks: int = 0
 
     def after(
-        self, passes: Sequence[Sequence[Pass]], rows: Sequence[int], items: Sequence[int], numbers: int
+        self, passes: Sequence[Sequence[Pass | Recorded]], rows: Sequence[int], items: Sequence[int], numbers: int
     ) -> Waiting:
         """These passes and those of another step, except for consumers without rows."""
         return Waiting(
@@ -86,9 +127,42 @@ class Waiting(NamedTuple):
             passes=tuple((*own[:n], *(tuple(each.copied() for each in step) for step in own[n:])) for n, own in new)
         )
 
+    def completed(self, run: Run) -> Waiting:
+        """The same with candidates run in all passes of a consumer at once."""
+        return self._replace(
+            passes=tuple(_completed(own, partial(run, place)) for place, own in enumerate(self.passes))
+        )
+
+    def state(self) -> dict[str, Any]:
+        passes = [[[each._asdict() for each in step] for step in own] for own in self.passes]
+        return {**self._asdict(), "passes": passes}
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Waiting:
+        passes = tuple(tuple(tuple(map(_pass_of, step)) for step in own) for own in state["passes"])
+        return Waiting(**{**state, "passes": passes})
+
     @staticmethod
     def none(consumers: int) -> Waiting:
         return Waiting(((),) * consumers, (0,) * consumers, (0,) * consumers)
+
+
+def _pass_of(saved: Any) -> Pass | Recorded:
+    if not isinstance(saved, Mapping):  # of an earlier version
+        return Pass(*saved)
+    return Recorded(**saved) if "H_prev" in saved else Pass(**saved)
+
+
+def _completed(
+    steps: tuple[tuple[Pass | Recorded, ...], ...], run: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Pass, ...], ...]:
+    inputs = [each.H_prev for step in steps for each in step if isinstance(each, Recorded)]
+    if not inputs:
+        return cast(tuple[tuple[Pass, ...], ...], steps)
+    found = iter(run(torch.cat(inputs)).split([len(each) for each in inputs]))  # type: ignore[no-untyped-call]
+    return tuple(
+        tuple(each.completed(next(found)) if isinstance(each, Recorded) else each for each in step) for step in steps
+    )
 
 
 def joined(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 
 from ..passes.processes import ALONE, Processes, summed
 from ..passes.records import NotFinite
-from .looks import Pass
+from .looks import Pass, Recorded, Run
 from .windows import Window
+
+MOST_READY = 2**18  # numbers of passes that are ready: of large passes, little time is saved
 
 
 class Look(NamedTuple):
@@ -23,13 +25,15 @@ class Look(NamedTuple):
         window: its window so far.
         consumers: the consumers of the width.
         passes: gives the passes since the last step, in this process, for each consumer.
+        run: runs the candidates in recorded passes.
         last: whether a window ends with this look.
     """
 
     name: str
     window: Window
     consumers: Sequence[nn.Module]
-    passes: Callable[[], Sequence[Sequence[Pass]]]
+    passes: Callable[[], Sequence[Sequence[Pass | Recorded]]]
+    run: Run
     last: Callable[[Window], bool]
 
 
@@ -42,21 +46,36 @@ def _windows_after(looks: Sequence[Look], processes: Processes) -> list[Window]:
     consumers = [look.consumers for look in looks]
     before = {look.name: look.window for look in looks}
     after = after_look(before, consumers, [look.passes() for look in looks], processes)
-    due = [
-        number
-        for number, (look, window) in enumerate(zip(looks, after, strict=True))
-        if window.looks and window.due(look.consumers, look.last(window))
-    ]
+    due = []
+    for number, (look, window) in enumerate(zip(looks, after, strict=True)):
+        last = bool(window.looks) and look.last(window)
+        if window.ready and (last or window.numbers > MOST_READY):
+            window = after[number] = ready_recorded(window, look.consumers, look.run)
+        if not window.looks or not window.due(look.consumers, last):
+            continue
+        if last or processes.count > 1 or window.numbers > MOST_READY:
+            after[number] = window.completed(look.run)
+            due.append(number)
+        else:
+            after[number] = window.with_copies(look.window).put_off
     found = record_waiting([after[number] for number in due], [consumers[number] for number in due], processes)
     for number, window in zip(due, found, strict=True):
         after[number] = window
     return [window.with_copies(old) for old, window in zip(before.values(), after, strict=True)]
 
 
+def ready_recorded(window: Window, consumers: Sequence[nn.Module], run: Run) -> Window:
+    """The window after what is ready in it was recorded."""
+    while window.ready:
+        (recorded,) = record_waiting([window.first_ready.completed(run)], [consumers])
+        window = window.after_first_ready(recorded)
+    return window
+
+
 def after_look(
     windows: Mapping[str, Window],
     consumers: Sequence[Sequence[nn.Module]],
-    passes: Sequence[Sequence[Sequence[Pass]]],
+    passes: Sequence[Sequence[Sequence[Pass | Recorded]]],
     processes: Processes = ALONE,
 ) -> list[Window]:
     """Windows with the passes of a step, which wait to be recorded. Several processes communicate once.
@@ -101,12 +120,12 @@ def record_waiting(
     Several processes communicate a few times, however many windows there are.
 
     Args:
-        windows: the windows.
+        windows: the windows, with candidates run in their passes.
         consumers: the consumers of each window.
         processes: the processes.
     """
     updates = {
-        (number, place): record.after(consumer, window.waiting.passes[place])
+        (number, place): record.after(consumer, cast(Sequence[Sequence[Pass]], window.waiting.passes[place]))
         for number, window in enumerate(windows)
         for place, (record, consumer) in enumerate(zip(window.records, consumers[number], strict=True))
         if window.waiting.passes[place]

@@ -25,7 +25,7 @@ from ..structure.weight_norm import weight_of
 from ..structure.widths import Width
 from .chains import Chain, ChainRun
 from .grown import Candidates, apply_weights, grown_tensors
-from .looks import Pass
+from .looks import Pass, Recorded
 from .probes import why_unsupported
 from .regions import Region
 from .rows import rows_match
@@ -190,7 +190,8 @@ class Trials:
         shortcuts: Sequence[Chain | Region | None],
         samples: Samples,
         seed: int,
-    ) -> list[list[Pass]]:
+        later: bool = False,
+    ) -> list[list[Pass | Recorded]]:
         """For each consumer and recorded pass, its input, what candidates would add to it, and its output's gradient.
 
         Frozen consumers have none, because they would not learn. Nor are there passes that cannot be repeated, because
@@ -202,8 +203,9 @@ class Trials:
             shortcuts: the one to each consumer, if there is one.
             samples: knows the samples of the passes.
             seed: seed of random operations in the model.
+            later: whether candidates are run later where that gives the same.
         """
-        passes: list[list[Pass]] = [[] for _ in records]
+        passes: list[list[Pass | Recorded]] = [[] for _ in records]
         by_call: dict[int, list[tuple[int, Pair]]] = {}  # in one run of the model, all consumers without a shortcut
         for number, (record, shortcut) in enumerate(zip(records, shortcuts, strict=True)):
             if not tensor_at(self.model, record.route.consumer.tensor).requires_grad:
@@ -211,6 +213,9 @@ class Trials:
             consumer = record.route.place(self.model, record.route.consumer)
             for pair in (each for each in record.pairs if each.H.numel()):
                 usable = shortcut if record.route.side == "input" else None
+                if later and isinstance(usable, Chain) and usable.runs_later(pair):
+                    passes[number].append(Recorded(pair.H_prev, pair.H, pair.D, samples.of(pair.call)))
+                    continue
                 h = None if usable is None else usable.in_pair(candidates, pair, seed)
                 if h is not None and rows_match(consumer, pair.H, h):
                     passes[number].append(Pass(pair.H, h, pair.D, samples.of(pair.call)))

@@ -58,7 +58,7 @@ from ..structure.axes import Axis
 from ..structure.edits import Edit
 from ..surgery.plan import Plan
 from ..surgery.planning import pad_for_growth
-from .looks import Pass, Waiting
+from .looks import Run, Waiting
 from .record import ENOUGH_ROWS, LEAST_ROWS, MOST_WAITING, Record, signal
 from .rows import channel_dim
 
@@ -93,6 +93,8 @@ class Window:
         samples: the identities of the samples in this process, with repetitions; if there are many, the smallest ones.
         waiting: passes that are not in the records yet.
         steps: number of steps with gradients in the records.
+        ready: earlier passes that are not in the records yet either: each has enough rows for a fit. Many small ones
+            are recorded one after the other, which takes less time than one now and then.
     """
 
     fan_ins: tuple[Tensor, ...]
@@ -102,6 +104,7 @@ class Window:
     samples: Tensor
     waiting: Waiting
     steps: int = 0
+    ready: tuple[Waiting, ...] = ()
 
     @staticmethod
     def new(fan_ins: Sequence[Tensor], biases: Tensor | None, shapes: Sequence[Shapes]) -> Window:
@@ -110,32 +113,35 @@ class Window:
         return Window(tuple(fan_ins), biases, records, tuple(shapes), none, Waiting.none(len(shapes)))
 
     def state(self) -> dict[str, Any]:
-        passes = [[[tuple(each) for each in step] for step in own] for own in self.waiting.passes]
         return {
             "fan_ins": self.fan_ins,
             "biases": self.biases,
             "records": [record.state() for record in self.records],
             "shapes": [[list(shape) for shape in shapes] for shapes in self.shapes],
             "samples": self.samples,
-            "waiting": {**self.waiting._asdict(), "passes": passes},
+            "waiting": self.waiting.state(),
             "steps": self.steps,
+            "ready": [each.state() for each in self.ready],
         }
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> Window:
         shapes = tuple((torch.Size(producer), torch.Size(consumer)) for producer, consumer in state["shapes"])
         window = Window.new(state["fan_ins"], state["biases"], shapes)
-        waiting = window.waiting
-        if saved := state.get("waiting"):  # earlier versions had none
-            passes = tuple(tuple(tuple(Pass(*each) for each in step) for step in own) for own in saved["passes"])
-            waiting = Waiting(**{**saved, "passes": passes})
-        records = tuple(map(Record.from_state, state["records"]))
-        return replace(window, records=records, samples=state["samples"], waiting=waiting, steps=state["steps"])
+        saved = state.get("waiting")  # earlier versions had none
+        return replace(
+            window,
+            records=tuple(map(Record.from_state, state["records"])),
+            samples=state["samples"],
+            waiting=window.waiting if saved is None else Waiting.from_state(saved),
+            steps=state["steps"],
+            ready=tuple(map(Waiting.from_state, state.get("ready", ()))),
+        )
 
     def padded(self, producers: Sequence[Axis], consumers: Sequence[Axis], plans: Sequence[Plan]) -> Window:
         """The window after other widths have grown: nothing has come from new inputs, or gone to new outputs, so far.
 
-        If a consumer has new outputs, passes that wait are dropped, because they lack these.
+        If a consumer has new outputs, passes that wait are dropped, because they lack these. None may be ready.
 
         Args:
             producers: the first producer and the other ones.
@@ -163,7 +169,30 @@ class Window:
     @property
     def without_waiting(self) -> Window:
         """The window as if the steps that wait had not been looked at."""
-        return replace(self, waiting=Waiting.none(len(self.records)))
+        return replace(self, waiting=Waiting.none(len(self.records)), ready=())
+
+    @property
+    def put_off(self) -> Window:
+        """The window with what waits as ready."""
+        return replace(self, waiting=Waiting.none(len(self.records)), ready=(*self.ready, self.waiting))
+
+    @property
+    def first_ready(self) -> Window:
+        """The window with what became ready first in place of what waits."""
+        return replace(self, waiting=self.ready[0], ready=())
+
+    def after_first_ready(self, recorded: Window) -> Window:
+        """The window with the records of another one, which has what became ready first."""
+        return replace(recorded, waiting=self.waiting, ready=self.ready[1:])
+
+    def completed(self, run: Run) -> Window:
+        """The window with candidates run in the passes that wait."""
+        return replace(self, waiting=self.waiting.completed(run))
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers the passes have that wait or are ready."""
+        return sum(each.numbers for each in (*self.ready, self.waiting))
 
     def with_copies(self, before: Window) -> Window:
         """The window with copies of the passes that wait since `before`, as recorded tensors may be overwritten."""
@@ -212,7 +241,7 @@ class Window:
     def devices(self) -> list[set[torch.device]]:
         """The devices of what is known about each consumer."""
         result = []
-        for own, record in zip(self.waiting.passes, self.records, strict=True):
+        for own, record in zip((self.ready or (self.waiting,))[0].passes, self.records, strict=True):
             known = [each.H for step in own for each in step] + ([] if record.energy is None else [record.energy])
             known += [] if record.products is None else [record.products.squares]
             result.append({each.device for each in known})
@@ -221,12 +250,16 @@ class Window:
     @property
     def looks(self) -> int:
         """The number of steps that have been looked at and count."""
-        return self.steps + self.waiting.looks
+        return self.steps + sum(each.looks for each in (*self.ready, self.waiting))
 
     @property
     def items(self) -> int:
         """The number of items of batches, of all processes, in these steps."""
-        return max(record.items + items for record, items in zip(self.records, self.waiting.items, strict=True))
+        recorded, others = (
+            [record.items for record in self.records],
+            [each.items for each in (*self.ready, self.waiting)],
+        )
+        return max(map(sum, zip(recorded, *others, strict=True)))
 
     def statistics(self, training_samples: float, processes: Processes = ALONE) -> Statistics | None:
         """What the window shows; None if there are too few samples to tell, and a ratio of 0 without any gradients.

@@ -172,8 +172,9 @@ class Watching:
     def state(self) -> dict[str, Any]:
         """The widths, their layers and the examples, as plain values and tensors."""
         watched, calls = self.watched, [call.saved for call in self.calls]
+        saved = self._settings.strategy.trigger.saved
         return {
-            "layers": {layer.name: {"initial": layer.initial, "memory": dict(layer.memory)} for layer in self.layers},
+            "layers": {layer.name: {"initial": layer.initial, "memory": saved(layer.memory)} for layer in self.layers},
             "sizes": {} if watched is None else watched.widths.sizes,
             "example": calls[0] if calls else None,
             "further examples": calls[1:],
