@@ -360,22 +360,3 @@ def test_strategies_grow_recurrent_layers_or_say_why_not(strategy: str, grows: b
         step(model, optimizer, x)
         grower.step()
     assert 5 <= model.rnn.hidden_size == grower.widths["rnn"] <= 9
-
-
-def test_what_need_cannot_watch_says_why_and_grows_on_a_schedule() -> None:
-    class Embedded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.rnn, self.head = nn.Linear(3, 4), nn.GRU(4, 5), nn.Linear(5, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.rnn(self.embed(x).tanh())[0])
-
-    model, x = Embedded(), randn(4, 6, 3)
-    with pytest.warns(UserWarning, match="embed: its consumer rnn is a recurrent layer, whose gates"):
-        ng.Grower(model, optim.SGD(model.parameters(), lr=0.1), "need", example=x)
-    grower = ng.Grower(model, optim.SGD(model.parameters(), lr=0.1), ng.Strategy(ng.triggers.Linear(2, 7), "random"))
-    for _ in range(3):
-        step(model, grower.optimizers[0], x)
-        grower.step()
-    assert grower.widths == {"embed": 7, "rnn": 7}

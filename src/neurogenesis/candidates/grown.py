@@ -36,6 +36,17 @@ class Candidates:
     sources: Tensor | None = None
     others: Mapping[Axis, Tensor] | None = None
 
+    @property
+    def and_one_more(self) -> Candidates:
+        """These candidates, the last one twice."""
+
+        def longer(tensor: Tensor) -> Tensor:
+            return torch.cat([tensor, tensor[-1:]])
+
+        bias, sources = (None if each is None else longer(each) for each in (self.bias, self.sources))
+        others = None if self.others is None else {axis: longer(each) for axis, each in self.others.items()}
+        return Candidates(longer(self.fan_in), bias, sources, others)
+
 
 def grown_tensors(
     model: nn.Module,

@@ -11,19 +11,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ..passes.samples import mixed
 from .rows import channel_dim, squared_norm, sum_of, wide
 
 
 class Pass(NamedTuple):
     """A training pass: the consumer's input, what candidates would add to it, and the gradient at its output.
 
-    `samples` has the identity of each item of the model's batch, if it is known.
+    `samples` has the identity of each item of the model's batch, if it is known. `of_rows` has the item that each row
+    comes from, if rows are those of packed sequences.
     """
 
     H: Tensor
     h: Tensor
     D: Tensor
     samples: Tensor | None = None
+    of_rows: Tensor | None = None
+
+    @property
+    def owners(self) -> Tensor | None:
+        """The identity of each item, or of that of each row in packed sequences: if it is not known, their place."""
+        if self.of_rows is None:
+            return self.samples
+        items = int(self.of_rows.max()) + 1
+        if self.samples is not None and len(self.samples) == items:
+            return self.samples[self.of_rows.to(self.samples.device)]
+        return mixed(self.of_rows)
 
     @property
     def items(self) -> int:
@@ -174,7 +187,10 @@ def joined(
     """
     shapes = {tuple(each.shape[1:] for each in (own.H, own.h, own.D)) for own in passes}
     dims = len(consumer.kernel_size) + 2 if isinstance(consumer, _ConvNd) else 2
-    batched = all(own.H.ndim >= dims and own.samples is not None and len(own.samples) == len(own.H) for own in passes)
+    batched = all(
+        own.H.ndim >= dims and own.of_rows is None and own.samples is not None and len(own.samples) == len(own.H)
+        for own in passes
+    )
     if len(passes) == 1 or len(shapes) > 1 or not batched or sum(own.numbers for own in passes) > most:
         return passes, factors
     H, h, D = (torch.cat(parts) for parts in list(zip(*passes, strict=True))[:3])

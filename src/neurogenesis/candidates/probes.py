@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..passes.products import Product
+from ..passes.products import Place
 from ..passes.replay import ModelCall, Watch, replay
 from ..passes.routes import Route, select_neurons
 from ..structure.axes import Axis
@@ -51,7 +51,7 @@ def why_positions_mix(model: nn.Module, width: Width, route: Route, call: ModelC
     code that multiplies by a weight may arrange them as it likes.
     """
     producer, consumer = (route.place(model, axis) for axis in (route.producer, route.consumer))
-    if is_recurrent(producer) or isinstance(producer, Product) or isinstance(consumer, Product):
+    if is_recurrent(producer) or isinstance(producer, Place) or isinstance(consumer, Place):
         problems = [why_unsupported(model, route, axis) for axis in (route.producer, route.consumer)]
         return problems[1] if is_recurrent(producer) else problems[0] or problems[1]
     probe = _followed(model, width, route, call)
@@ -84,7 +84,7 @@ def _followed(model: nn.Module, width: Width, route: Route, call: ModelCall) -> 
 def why_unsupported(model: nn.Module, route: Route, axis: Axis) -> str | None:
     """Why the gradient of a layer's weight cannot be computed from its inputs; None if it can."""
     module: Any = route.place(model, axis)
-    if isinstance(module, Product):
+    if isinstance(module, Place):
         return f"{axis.tensor} is complex" if model.get_parameter(axis.tensor).is_complex() else None
     if is_recurrent(module):
         return f"{axis.module} is a recurrent layer"

@@ -83,7 +83,7 @@ class Record:
             part = len(steps) * each.D.numel() / sum(entries)
             whole = minus_means(consumer, each.h, sums / rows).to(r.dtype)
             both = torch.cat([r, whole.reshape(r.shape)], channel).mul_(factor)  # as D, which may be wider
-            gradient, count = fold_gradients(consumer, both, each.D.to(r.dtype), each.samples)
+            gradient, count = fold_gradients(consumer, both, each.D.to(r.dtype), each.owners)
             gradients.append(gradient)
             row_counts.append(count)
             energies.append(mean_squares(consumer, r) * part)

@@ -169,6 +169,9 @@ class Trials:
 
         Candidates have no fan-out, so everything else is as without them. None for points that the run does not reach.
         """
+        wanted = len(candidates.fan_in)
+        if self.width.collides(wanted):
+            candidates = candidates.and_one_more
         count = len(candidates.fan_in)
         everything = replace(self.route, later=frozenset())  # a consumer may not run, so that the run goes on
         with torch.set_grad_enabled(gradients):
@@ -179,7 +182,7 @@ class Trials:
         watches = [Watch(producer, "input", lambda _: given.pop() if given else None)]
         for number, (axis, side) in enumerate(points):
             module = self.route.place(self.model, axis)
-            watches.append(Watch(module, side, partial(self._select_new, found, number, axis, module, count)))
+            watches.append(Watch(module, side, partial(self._select_new, found, number, axis, module, count, wanted)))
         replay(self.model, call, watches, tensors=tensors, attributes=attributes, seed=seed, gradients=gradients)
         return [found.get(number) for number in range(len(points))]
 
@@ -218,7 +221,7 @@ class Trials:
                     continue
                 h = None if usable is None else usable.in_pair(candidates, pair, seed)
                 if h is not None and rows_match(consumer, pair.H, h):
-                    passes[number].append(Pass(pair.H, h, pair.D, samples.of(pair.call)))
+                    passes[number].append(Pass(pair.H, h, pair.D, samples.of(pair.call), pair.items))
                 else:  # the model may have asked a transposed convolution for another size
                     by_call.setdefault(id(pair.call), []).append((number, pair))
         for pairs in by_call.values():
@@ -229,7 +232,7 @@ class Trials:
                 route = records[number].route
                 consumer = route.place(self.model, route.consumer)
                 if each is not None and rows_match(consumer, pair.H, each):
-                    passes[number].append(Pass(pair.H, each, pair.D, samples.of(pair.call)))
+                    passes[number].append(Pass(pair.H, each, pair.D, samples.of(pair.call), pair.items))
         return passes
 
     def why_not_run(self, call: ModelCall) -> str | None:
@@ -320,8 +323,9 @@ class Trials:
         )
 
     def _select_new(
-        self, found: dict[int, Tensor], number: int, axis: Axis, module: nn.Module, count: int, h: Tensor
+        self, found: dict[int, Tensor], number: int, axis: Axis, module: nn.Module, count: int, wanted: int, h: Tensor
     ) -> None:
         if number not in found:
             channel = 1 if isinstance(module, (_ConvNd, _NormBase)) else -1
-            found[number] = h.index_select(channel, self.width.new_positions(axis, count).flatten().to(h.device))
+            positions = self.width.new_positions(axis, count)[:wanted]
+            found[number] = h.index_select(channel, positions.flatten().to(h.device))

@@ -22,22 +22,52 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..structure.axes import Axis
+
 Act = Callable[[Tensor], Tensor | None]
 
 
-class Product(nn.Module):
+class Place(nn.Module):
     """The products with one weight of a model, as if they were a module. Actions are called with inputs and outputs.
 
     Attributes:
         tensor: the name of the weight.
-        summed: the axis of the weight that the latest product has summed over; None before the first.
     """
 
     def __init__(self, tensor: str):
         super().__init__()
         self.tensor = tensor
+
+    def stands_for(self, axis: Axis) -> bool:
+        """Whether an axis of the weight is watched here, and not at the module that has it."""
+        raise NotImplementedError
+
+    def multiplies(self, axis: Axis) -> bool:
+        """Whether the latest products were sums over this axis, if it is of a consumer, or else over the other one."""
+        raise NotImplementedError
+
+    def observe(self, side: str, action: Act) -> Any:
+        """Call `action` with the input or output whenever the products are computed; returns a handle with `remove`."""
+        raise NotImplementedError
+
+
+class Product(Place):
+    """Products that a model computes by operations of torch, and not in a layer.
+
+    Attributes:
+        summed: the axis of the weight that the latest product has summed over; None before the first.
+    """
+
+    def __init__(self, tensor: str):
+        super().__init__(tensor)
         self.summed: int | None = None
         self.actions: dict[str, list[Act]] = {"input": [], "output": []}
+
+    def stands_for(self, axis: Axis) -> bool:
+        return True
+
+    def multiplies(self, axis: Axis) -> bool:
+        return (self.summed == axis.axis) == (axis.role == "consumer")
 
     def act(self, side: str, tensor: Tensor) -> Tensor:
         """The input or output after all actions, which may replace it."""
@@ -104,10 +134,10 @@ class ProductWatch(TorchFunctionMode):
 
 
 def watching(
-    model: nn.Module, products: Sequence[Product], tensors: Mapping[str, Tensor] | None = None
+    model: nn.Module, places: Sequence[nn.Module], tensors: Mapping[str, Tensor] | None = None
 ) -> AbstractContextManager[object]:
-    """A `ProductWatch` for different ones of some products; one that does nothing if there are none."""
-    different = list(dict.fromkeys(products))
+    """A `ProductWatch` for different products among some modules; one that does nothing if there are none."""
+    different = [each for each in dict.fromkeys(places) if isinstance(each, Product)]
     return ProductWatch(model, different, tensors) if different else nullcontext()
 
 

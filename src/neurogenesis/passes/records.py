@@ -45,6 +45,7 @@ class Pair(NamedTuple):
     versions: tuple[int, int]  # versions of H_prev and H, which the model may modify in place
     shapes: Shapes
     region: ModelCall | None = None  # the arguments of the route's region, if they are recorded
+    items: Tensor | None = None  # the item of the batch that each row comes from, of packed sequences
 
     @property
     def intact(self) -> bool:
@@ -72,8 +73,16 @@ class ConsumerRecord:
         """Names of the width and of the consumer's weight."""
         return self.width.name, self.route.consumer.tensor
 
-    def add(self, call: ModelCall, H_prev: Tensor, H: Tensor, D: Tensor, region: ModelCall | None = None) -> None:
-        self.pairs.append(Pair(call, H_prev, H, D, (H_prev._version, H._version), self.shapes, region))
+    def add(
+        self,
+        call: ModelCall,
+        H_prev: Tensor,
+        H: Tensor,
+        D: Tensor,
+        region: ModelCall | None = None,
+        items: Tensor | None = None,
+    ) -> None:
+        self.pairs.append(Pair(call, H_prev, H, D, (H_prev._version, H._version), self.shapes, region, items))
 
     def add_gradient(self, role: str, axis: Axis, gradient: Tensor) -> None:
         if self.processes is ALONE:

@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..structure.randomness import random_state_restored, set_seed
 from ..structure.recurrent import is_recurrent
 from ..structure.running import constant_calls, internal_run, restoring_attributes
-from .products import Product, watching
+from .packing import tensor_of, with_tensor
+from .products import Place, watching
 
 Side = Literal["input", "output"]
 
@@ -116,7 +117,7 @@ def replay(
     seed: int = 0,
     gradients: bool = False,
     evaluation: bool = False,
-    products: Sequence[Product] = (),
+    products: Sequence[Place] = (),
 ) -> None:
     """Run the model until every watch has acted.
 
@@ -171,8 +172,7 @@ def replays(
                 stack.callback(observe(watch.module, watch.side, partial(act, number, watch)).remove)
             stack.enter_context(as_called(model, call, None))  # the state is restored once, after all runs
             set_seed(devices, seed)
-            watched = [watch.module for watch in watches if isinstance(watch.module, Product)]
-            stack.enter_context(watching(model, watched, replacements))
+            stack.enter_context(watching(model, [watch.module for watch in watches], replacements))
             if gradients:  # the second run of a checkpoint would lack our changes
                 stack.enter_context(without_checkpointing())
             with torch.set_grad_enabled(gradients), suppress(_StopRun):
@@ -269,29 +269,30 @@ class Hook:
 def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | None]) -> Any:
     """Call `action` with the input or output of a module whenever it runs; returns a handle with `remove`.
 
-    The output of a recurrent layer is that without its states.
+    The output of a recurrent layer is that without its states; of packed sequences, these are the rows.
     """
-    if isinstance(module, Product):
+    if isinstance(module, Place):
         return module.observe(side, Hook(action))
     if side == "output":
 
         def after(_: nn.Module, args: Any, output: Any) -> Any:
             if isinstance(output, tuple) and is_recurrent(module):
-                new = action(output[0]) if isinstance(output[0], Tensor) else None
-                return None if new is None else (new, *output[1:])
+                first = tensor_of(output[0])
+                new = action(first) if isinstance(first, Tensor) else None
+                return None if new is None else (with_tensor(output[0], new), *output[1:])
             return action(output) if isinstance(output, Tensor) else None
 
         return module.register_forward_hook(Hook(after))
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args and isinstance(args[0], Tensor):
-            new = action(args[0])
-            return None if new is None else ((new, *args[1:]), kwargs)
-        name = next((name for name, value in kwargs.items() if isinstance(value, Tensor)), None)
+        if args and isinstance(first := tensor_of(args[0]), Tensor):
+            new = action(first)
+            return None if new is None else ((with_tensor(args[0], new), *args[1:]), kwargs)
+        name = next((name for name, value in kwargs.items() if isinstance(tensor_of(value), Tensor)), None)
         if name is None:
             return None
-        new = action(kwargs[name])
-        return None if new is None else (args, {**kwargs, name: new})
+        new = action(tensor_of(kwargs[name]))
+        return None if new is None else (args, {**kwargs, name: with_tensor(kwargs[name], new)})
 
     return module.register_forward_pre_hook(Hook(before), with_kwargs=True)
 

@@ -18,7 +18,8 @@ from ..structure.recurrent import is_recurrent
 from ..structure.running import constant_calls
 from ..structure.weight_norm import lengths_of, why_not_watched
 from ..structure.widths import Width
-from .products import Product
+from .inside import Projections, inside, why_not_inside
+from .products import Place, Product
 from .replay import ModelCall, Side, Watch, observe, replay
 
 
@@ -38,7 +39,8 @@ class Route:
         region: path of the smallest module that has the producers, and all that runs until the consumer gets its input;
             None if that is the model itself.
         others: of the first consumer: routes to the other ones.
-        products: by the name of each weight that no layer of torch applies, the products with it, watched in its stead.
+        places: by the name of each weight that no layer of torch applies, or that one applies inside its kernels, the
+            products with it, watched in its stead.
     """
 
     producer: Axis
@@ -52,11 +54,12 @@ class Route:
     flattened: bool = False
     region: str | None = None
     others: tuple[Route, ...] = ()
-    products: Mapping[str, Product] = field(default_factory=dict)
+    places: Mapping[str, Place] = field(default_factory=dict)
 
     def place(self, model: nn.Module, axis: Axis) -> nn.Module:
         """The module that applies a weight, or the products with it."""
-        return self.products[axis.tensor] if axis.tensor in self.products else submodule(model, axis.module)
+        place = _place_of(axis, self.places)
+        return submodule(model, axis.module) if place is None else place
 
     def neurons(self, width: Width, tensor: Tensor, module: nn.Module) -> Tensor:
         """Activations of the width's neurons, or of those that heads consist of: samples x neurons x positions."""
@@ -66,6 +69,12 @@ class Route:
         """Channels of each neuron at the point, neurons x per neuron."""
         positions = width.positions(self.point)
         return positions.reshape(-1, 1) if width.kind == "heads" else positions
+
+
+def _place_of(axis: Axis, places: Mapping[str, nn.Module]) -> Place | None:
+    """The products with a weight, if they are watched in place of the module that has it."""
+    found = places.get(axis.tensor)
+    return found if isinstance(found, Place) and found.stands_for(axis) else None
 
 
 def select_neurons(tensor: Tensor, module: nn.Module, positions: Tensor, all_in_order: bool = False) -> Tensor:
@@ -97,9 +106,10 @@ def find_routes(
 ) -> dict[str, Route | str]:
     """Route of each width by name, or the reason it has none; runs the model in evaluation mode.
 
-    If `products`, weights that no layer of torch applies are watched where the model multiplies by them.
+    If `products`, weights that no layer of torch applies are watched where the model multiplies by them, and those that
+    recurrent layers apply inside their kernels by other runs of these.
     """
-    weights = _products(model, widths) if products else {}
+    weights = _places(model, widths) if products else {}
     modules = dict(model.named_modules(remove_duplicate=False))
     order: list[tuple[str, Tensor, Tensor]] = []
     inputs: dict[str, Tensor] = {}
@@ -126,21 +136,24 @@ def find_routes(
     return {width.name: _find_route(model, width, together, counted, set(inputs), call) for width in widths}
 
 
-_LAYERS = (nn.Linear, _ConvNd, nn.Embedding, nn.RNNBase, nn.RNNCellBase)  # watched as modules
+_LAYERS = (nn.Linear, _ConvNd, nn.Embedding)  # watched as modules
 
 
-def _products(model: nn.Module, widths: Sequence[Width]) -> dict[str, Product]:
-    """The products with the weights of widths that no layer of torch applies."""
+def _places(model: nn.Module, widths: Sequence[Width]) -> dict[str, Place]:
+    """The products with weights that no layer of torch applies, or that one applies inside its kernels."""
     modules, parameters = dict(model.named_modules(remove_duplicate=False)), dict(model.named_parameters())
     axes = [axis for width in widths for axis in (*width.producers, *width.consumers)]
-    names = [
-        axis.tensor
-        for axis in axes
-        if axis.tensor in parameters
-        and parameters[axis.tensor].ndim > 1
-        and not isinstance(modules.get(axis.module), _LAYERS)
-    ]
-    return {name: Product(name) for name in dict.fromkeys(names)}
+    places: dict[str, Place] = {}
+    for axis in axes:
+        layer = modules.get(axis.module)
+        if axis.tensor not in parameters or parameters[axis.tensor].ndim < 2 or axis.tensor in places:
+            continue
+        if layer is not None and is_recurrent(layer):
+            own = inside(axis.tensor, layer) if axis.role == "consumer" else None
+            places |= {} if own is None else {axis.tensor: own}
+        elif not isinstance(layer, _LAYERS):
+            places[axis.tensor] = Product(axis.tensor)
+    return places
 
 
 def _record_call(
@@ -163,25 +176,25 @@ def _find_route(
     for number, (path, _, _) in enumerate(order):
         first_call.setdefault(path, number)
 
-    products = {path: module for path, module in modules.items() if isinstance(module, Product)}
+    places = {path: module for path, module in modules.items() if isinstance(module, Place)}
 
     def key(axis: Axis) -> str:
-        return axis.tensor if axis.tensor in products else axis.module
+        return axis.module if _place_of(axis, places) is None else axis.tensor
 
-    def multiplied(axis: Axis) -> bool:
-        return (products[axis.tensor].summed == axis.axis) == (axis.role == "consumer")
+    def applied(axis: Axis, recurrent: bool) -> bool:
+        place = _place_of(axis, places)
+        return _is_weight(model, axis, recurrent) if place is None else place.multiplies(axis)
 
     def called_weights(axes: Sequence[Axis], recurrent: bool) -> list[Axis]:
         called = [a for a in axes if key(a) in first_call and sizes[a.tensor].ndim >= 2]
-        weights = [a for a in called if (multiplied(a) if a.tensor in products else _is_weight(model, a, recurrent))]
-        return sorted(weights, key=lambda axis: first_call[key(axis)])
+        return sorted((a for a in called if applied(a, recurrent)), key=lambda axis: first_call[key(axis)])
 
     producers = called_weights(width.producers, recurrent=True)
     if not producers:
         return f"its producer {_why_not_called(width.producers, modules)}"
     producer = producers[0]
     own = called_weights(width.consumers, recurrent=False)
-    consumers = [a for a in own if first_call[key(a)] > first_call[key(producer)]]
+    consumers = [a for a in own if first_call[key(a)] > first_call[key(producer)] or _projects(a, producer, places)]
     if not consumers:
         return f"its consumer {_why_not_called(width.consumers, modules)}"
     start = first_call[key(producer)]
@@ -195,11 +208,11 @@ def _find_route(
         # Whether candidates follow from its inputs and their weights.
         alone = not (isinstance(modules[key(producer)], Product) or is_recurrent(modules[key(producer)]))
         chain, flattened = _chain(order[start : stop + 1], modules) if alone else (None, False)
-        called, own = frozenset(first_call), {name: products[name] for name in products if name in first_call}
-        by_product = any(axis.tensor in own for axis in (*producers, consumer))
+        called, own = frozenset(first_call), {name: places[name] for name in places if name in first_call}
+        by_product = any(_place_of(axis, own) is not None for axis in (*producers, consumer))
         region = _region(width, [*producers, consumer], entered) if alone and not by_product else None
         return Route(
-            producer, consumer, consumer, "input", between, later, called, chain, flattened, region, products=own
+            producer, consumer, consumer, "input", between, later, called, chain, flattened, region, places=own
         )
 
     route = replace(route_to(consumers[0]), others=tuple(map(route_to, consumers[1:])))
@@ -239,6 +252,11 @@ def _region(width: Width, axes: Sequence[Axis], entered: Container[str]) -> str 
     return ".".join(common) or None
 
 
+def _projects(consumer: Axis, producer: Axis, places: Mapping[str, Place]) -> bool:
+    """Whether a consumer is a projection inside the layer that is the producer."""
+    return consumer.module == producer.module and isinstance(places.get(consumer.tensor), Projections)
+
+
 def _is_weight(model: nn.Module, axis: Axis, recurrent: bool) -> bool:
     """Whether a tensor is the weight of a module, or the direction of a weight under weight norm.
 
@@ -256,7 +274,7 @@ def _why_not_called(axes: Sequence[Axis], modules: Mapping[str, nn.Module]) -> s
         name = name if name in modules else name.rpartition(".")[0]  # 2 of 2.weight_orig
         why = why_not_watched(modules[name]) if name in modules else None
         if name in modules and is_recurrent(modules[name]):
-            why = "is a recurrent layer, whose gates get gradients inside its kernels only, or has packed inputs"
+            why = why_not_inside(modules[name]) or "is a recurrent layer, whose gates are watched by `need` alone"
         if why is not None:
             return f"{name} {why}"
     other = ", nor in a product that can be followed" if any(isinstance(m, Product) for m in modules.values()) else ""
@@ -264,7 +282,7 @@ def _why_not_called(axes: Sequence[Axis], modules: Mapping[str, nn.Module]) -> s
 
 
 def _has_children(path: str, modules: Mapping[str, nn.Module]) -> bool:
-    return isinstance(modules[path], Product) or next(modules[path].children(), None) is not None
+    return isinstance(modules[path], Place) or next(modules[path].children(), None) is not None
 
 
 def _is_added(

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
+from .packing import by_sequences, steps_of_rows
 from .processes import ALONE, Processes
 from .replay import ModelCall
 
@@ -29,7 +31,8 @@ _LARGEST = 2**63 - 1
 def identities(call: ModelCall) -> Tensor | None:
     """The identity of each item of a batch, int64; None if the call has no tensors.
 
-    Of tokens, masked ones do not count, so that it does not matter how far a sequence is padded.
+    Of tokens, masked ones do not count, so that it does not matter how far a sequence is padded. The items of packed
+    sequences are the sequences.
 
     Example:
         >>> batch = torch.randn(4, 3)
@@ -37,18 +40,26 @@ def identities(call: ModelCall) -> Tensor | None:
         >>> torch.equal(first, second.flip(0)), len(first.unique())
         (True, 4)
     """
-    tensors = [tensor for tensor in call.tensors if tensor.ndim and tensor.numel()]
-    if not tensors:
+    packed = [each for each in (*call.args, *call.kwargs.values()) if isinstance(each, PackedSequence)]
+    parts = {id(part) for each in packed for part in each}
+    tensors = [tensor for tensor in call.tensors if tensor.ndim and tensor.numel() and id(tensor) not in parts]
+    hashes = [_of_sequences(each, number) for number, each in enumerate(packed)]
+    if not (hashes or tensors):
         return None
-    items = len(tensors[0])
+    items = len((hashes or tensors)[0])
     mask = call.kwargs.get("attention_mask")
-    hashes: list[Tensor] = []
     for number, tensor in enumerate(tensors):
         if len(tensor) == items:
             if tensor is not mask and isinstance(mask, Tensor) and tensor.shape == mask.shape:
                 tensor = tensor * mask
-            hashes.append(_hashed(tensor, number).to(tensors[0].device))
+            hashes.append(_hashed(tensor, number).to((hashes or tensors)[0].device))
     return mixed(sum(hashes[1:], hashes[0]))
+
+
+def _of_sequences(packed: PackedSequence, seed: int) -> Tensor:
+    """A hash of all rows of each sequence, and of their order."""
+    rows = _hashed(packed.data, seed)
+    return by_sequences(mixed(rows + steps_of_rows(packed).to(rows.device)), packed)
 
 
 def _hashed(tensor: Tensor, seed: int) -> Tensor:

@@ -13,12 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.rnn import PackedSequence
 
 from ..structure.axes import Axis
 from ..structure.running import constant_calls, is_internal_run
 from .checkpointing import Awaited, inside_backward
+from .packing import items_of_rows
 from .processes import ALONE, Processes
-from .products import Product, watching
+from .products import watching
 from .records import ConsumerRecord
 from .replay import Hook, ModelCall, observe, observe_call
 
@@ -42,10 +45,11 @@ class Taps:
         self._calls: Counter[tuple[str, ...]] = Counter()  # of modules in this pass
         self._inputs: dict[tuple[str, ...], Tensor] = {}
         self._regions: dict[tuple[str, ...], ModelCall] = {}
+        self._items: dict[int, Tensor] = {}  # of packed sequences in this pass, by the number of their rows
         self._awaited: dict[tuple[str, str], list[Awaited]] = {}  # by reentrant activation checkpointing
         self._points: list[Callable[[], Any]] = []  # put hooks where inputs and outputs are read; return their handles
         self._point_handles: list[Any] = []
-        self._products: list[Product] = []
+        self._places: list[nn.Module] = []
         self._watched = ExitStack()  # of the products in this pass
         self._gradient_handles: list[Any] = []
 
@@ -53,13 +57,15 @@ class Taps:
         """Write into these records, in place of others; if `norms`, also the norms of the gradients of parameters."""
         self._records = records
         self._points.clear()
-        self._products.clear()
+        self._places.clear()
         _remove(self._point_handles)
         _remove(self._gradient_handles)
+        layers = [each for each in self.model.modules() if isinstance(each, nn.RNNBase)] if records else []
+        self._points += [partial(observe_call, each, self._on_sequences) for each in layers]
         for record in records:
             record.processes, route = self._processes, record.route
             producer, consumer = (route.place(self.model, axis) for axis in (route.producer, route.consumer))
-            self._products += [each for each in (producer, consumer) if isinstance(each, Product)]
+            self._places += [producer, consumer]
             if route.chain is None and route.region is not None:
                 self._tap_region(record, self.model.get_submodule(route.region))
             self._tap(record, "H_prev", producer, "input", partial(self._on_input, record, "H_prev"))
@@ -93,6 +99,7 @@ class Taps:
         self._calls.clear()
         self._inputs.clear()
         self._regions.clear()
+        self._items = {}  # another one: that of the last pass is still used
         self._watch_products()
 
     def end_pass(self) -> None:
@@ -128,7 +135,7 @@ class Taps:
     def _watch_products(self) -> None:
         """Watch products until the pass ends."""
         self._watched.close()
-        self._watched.enter_context(watching(self.model, self._products if self._point_handles else ()))
+        self._watched.enter_context(watching(self.model, self._places if self._point_handles else ()))
 
     # --- hooks -------------------------------------------------------------------------------------------
 
@@ -173,6 +180,13 @@ class Taps:
         if parameter.requires_grad:
             self._gradient_handles.append(parameter.register_post_accumulate_grad_hook(Hook(arrived)))
 
+    def _on_sequences(self, call: ModelCall) -> None:
+        """Note which item of the batch each row of packed sequences comes from."""
+        if self._call is not None and not is_internal_run(self.model):
+            for each in (*call.args, *call.kwargs.values()):
+                if isinstance(each, PackedSequence):
+                    self._items[len(each.data)] = items_of_rows(each)
+
     def _on_input(self, record: ConsumerRecord, what: str, tensor: Tensor) -> None:
         key = (*record.key, what)
         self._inputs[key] = tensor.detach().clone() if self._copies else tensor.detach()
@@ -212,6 +226,7 @@ class Taps:
         region: ModelCall | None = None,
     ) -> None:
         """Record inputs of a width when the gradient at the consumer's output arrives."""
+        by_rows, image = self._items, isinstance(record.route.place(self.model, record.route.consumer), _ConvNd)
 
         def arrived(gradient: Tensor) -> None:
             if self._removed or is_internal_run(self.model):
@@ -220,7 +235,8 @@ class Taps:
                 self._stepped = False
                 for each in self._records:
                     each.pairs.clear()
-            record.add(call, H_prev, H, gradient.detach(), region)
+            items = by_rows.get(len(H)) if H.ndim == 2 and not image else None
+            record.add(call, H_prev, H, gradient.detach(), region, items)
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
 

@@ -99,6 +99,11 @@ class Width:
         bounds = [each for each in self.structure.bounds if self.atom in leaves(each.smaller.terms[0])]
         return min((self.size + each.room() for each in bounds), default=None)
 
+    def collides(self, count: int) -> bool:
+        """Whether kernels would mistake a size for another one, if a run had so many more neurons."""
+        sizes = {self.atom: self.size + count}
+        return any(each.room(sizes) == -1 for each in self.structure.bounds)
+
     @property
     def floor(self) -> int:
         """The smallest size that the present sizes of other widths allow."""
