@@ -8,9 +8,11 @@ A report is made from the records on disk alone, in these steps:
 `speeds`                 training times when nothing disturbed them
 `sections`               groups the runs of a study by configuration
 `against_static`         compares grown networks with static ones of several sizes
+`compute`                compares grown networks with static ones by compute
 `searches`               searches for settings next to grown networks
 `tables`                 tables of a section, and tables as Markdown
 `against_static_tables`  tables of a comparison with static networks
+`compute_tables`         tables of loss against compute
 `searches_tables`        tables of searches
 `figures`                a module for each kind of figure
 `page`                   the HTML page, with `page.html`, `page.css` and `page.js`

@@ -21,6 +21,7 @@ from ..experiments.parsing import to_json
 from ..experiments.presets import NAMES
 from .against_static import AgainstStatic
 from .against_static_tables import against_static_tables
+from .compute_tables import compute_tables
 from .figures import Figure, Palette
 from .figures.figure import Data
 from .names import format_value, heading
@@ -70,7 +71,7 @@ def tables_of(chapter: Chapter) -> list[Table]:
     if isinstance(chapter, Searches):
         return searches_tables(chapter)
     cost = cost_table(chapter)
-    return [results_table(chapter), *([cost] if cost else [])]
+    return [results_table(chapter), *compute_tables(chapter), *([cost] if cost else [])]
 
 
 def _asset(name: str) -> str:

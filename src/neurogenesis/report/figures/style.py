@@ -20,6 +20,7 @@ _COLORS = {
     "north-random": "#009E73",
     "north-weight": "#E69F00", "north-integrated": "#CC79A7", "gradmax": "#D55E00", "firefly": "#882255",
     "nest": "#999933", "need": "#000000", "need's shape": "#000000",
+    "deepen-zero": "#AA4499", "deepen-copy": "#117733", "deepen-random": "#661100",
     "static": "#8a8a8a", "small": "#bdbdbd", "medium": "#8a8a8a", "big": "#4a4a4a",
 }  # fmt: skip
 _FURTHER_COLORS = ("#AA4499", "#DDCC77", "#117733", "#661100")

@@ -1,0 +1,183 @@
+"""Networks that grow against static ones by compute: the loss at equal compute, and the compute saved at equal loss.
+
+Runs are compared seed by seed. Static networks of several depths, or lengths of training, form a curve: those whose
+mean loss is below that of all cheaper ones, and straight lines between them over the logarithm of compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from ..experiments.presets import NAMES
+from ..experiments.record import Result
+from ..experiments.settings import DEEPENING, SHAPED
+from .runs import Run
+from .sections import Configuration
+from .speeds import undisturbed_seconds
+
+BITS, TEST_LOSS = "bits per character", "test loss"
+
+
+@dataclass(frozen=True, eq=False)
+class LossCurve:
+    """Losses of networks in the order of what they take, and straight lines over its logarithm between them.
+
+    Example:
+        >>> curve = LossCurve([100.0, 200.0, 400.0], losses=[3.0, 2.0, 1.5])
+        >>> curve.loss_at(200.0), curve.loss_at(1.0), round(curve.loss_at(100 * 2**0.5), 2)
+        (2.0, 3.0, 2.5)
+        >>> round(curve.amount_for(1.75)), curve.amount_for(1.0), curve.bound(1.0)
+        (283, 400.0, '≥')
+    """
+
+    amounts: Sequence[float]
+    """What the networks take, increasing: operations, seconds, parameters."""
+    losses: Sequence[float]
+
+    def loss_at(self, amount: float) -> float:
+        """The loss for this amount; beyond the ends, that of the end."""
+        return float(np.interp(math.log(amount), np.log(self.amounts), self.losses))
+
+    def amount_for(self, loss: float) -> float:
+        """The least amount for which the loss is this or lower; that of the lowest loss, if none is so low."""
+        if self.losses[0] <= loss:
+            return self.amounts[0]
+        for (first, before), (second, after) in pairwise(zip(np.log(self.amounts), self.losses, strict=True)):
+            if after <= loss:
+                return math.exp(first + (before - loss) / (before - after) * (second - first))
+        return self.amounts[int(np.argmin(self.losses))]
+
+    def bound(self, loss: float) -> str:
+        """What the amount for a loss is at least ("≥") or at most ("≤"); "" if the loss is on the curve."""
+        return "≥" if loss < min(self.losses) else "≤" if loss > self.losses[0] else ""
+
+
+class Against(NamedTuple):
+    """A network that has grown against a curve of static ones: means over seeds, and their standard errors."""
+
+    difference: float
+    """Its loss minus that of static networks which take as much."""
+    difference_error: float
+    saved: float
+    """The part that it takes less than static networks of its loss."""
+    saved_error: float
+    seeds: int
+    bound: str
+    """"≥" or "≤" if `saved` is at least or at most this, because a loss is beyond an end of the curve, which then
+    counts; "≈" if losses of some seeds are beyond one end, and of others beyond the other."""
+
+
+def against(grown: pd.DataFrame, static: pd.DataFrame, amount: str) -> Against | None:
+    r"""Compare the runs of a network with those of static ones of the same seeds; None without two static ones.
+
+    With the loss :math:`L_s` and the amount :math:`C_s` of the run with seed s, and the curve :math:`L'_s(C)` of the
+    static runs with that seed, the means over seeds of
+
+    .. math:: L_s - L'_s(C_s) \qquad\text{and}\qquad 1 - C_s / \min\{C : L'_s(C) \le L_s\}
+
+    Args:
+        grown: a row for each run, with its seed, loss and amount.
+        static: the same, and the number of its configuration.
+        amount: the name of the column of amounts.
+    """
+    seeds = _shared_seeds(grown, static)
+    if not seeds:
+        return None
+    pairs = static[static["seed"].isin(seeds)]
+    members = front(pairs[pairs.groupby("configuration")["seed"].transform("nunique") == len(seeds)], amount)
+    differences, savings, bounds = [], [], set()
+    for seed in seeds:
+        own = grown[grown["seed"] == seed].iloc[0]
+        some = pairs[pairs["seed"] == seed].set_index("configuration").loc[members]
+        curve = LossCurve(some[amount].tolist(), some["loss"].tolist())
+        differences.append(own["loss"] - curve.loss_at(own[amount]))
+        savings.append(1 - own[amount] / curve.amount_for(own["loss"]))
+        bounds.add(curve.bound(own["loss"]))
+    lost, saved = pd.Series(differences), pd.Series(savings)
+    bound = "≈" if {"≥", "≤"} <= bounds else max(bounds)
+    return Against(float(lost.mean()), float(lost.sem()), float(saved.mean()), float(saved.sem()), len(seeds), bound)
+
+
+def front(runs: pd.DataFrame, amount: str) -> list[int]:
+    """The configurations whose mean loss is below that of all which take less, in their order.
+
+    Example:
+        >>> runs = pd.DataFrame({"configuration": [7, 8, 9], "gflops": [1.0, 2.0, 3.0], "loss": [2.0, 2.5, 1.5]})
+        >>> front(runs, "gflops")
+        [7, 9]
+    """
+    means = runs.groupby("configuration")[[amount, "loss"]].mean().sort_values([amount, "loss"])
+    found: list[int] = means.index[means["loss"] < means["loss"].cummin().shift(fill_value=math.inf)].tolist()
+    return found
+
+
+def _shared_seeds(grown: pd.DataFrame, static: pd.DataFrame) -> list[int]:
+    """The most seeds of a network that at least two static ones have as well."""
+    have = static.groupby("configuration")["seed"].agg(set)
+    every = sorted(grown["seed"].unique())
+    for count in range(len(every), 0, -1):
+        for some in combinations(every, count):
+            if sum(set(some) <= seeds for seeds in have) >= 2:
+                return list(some)
+    return []
+
+
+def runs_by_compute(configurations: Sequence[Configuration]) -> pd.DataFrame:
+    """A row for each finished run whose operations were counted.
+
+    The loss is bits per character of networks that predict characters, and the test loss of others.
+    """
+    runs = [run for c in configurations for run in c.finished]
+    seconds = undisturbed_seconds(runs)
+    rows = [
+        {
+            "strategy": c.name,
+            "configuration": index,
+            "static": c.static,
+            "shaped": c.strategy == SHAPED,
+            "variant": c.label(),
+            "decay": c.values.get(NAMES.decay, ""),
+            "steps": run.result.steps,
+            "blocks": blocks_of(run.result),
+            "label": _label(c, run),
+            "seed": run.settings.seed,
+            "loss": run.result.bits_per_character or run.result.test_loss,
+            "parameters": run.result.parameters,
+            "flops": run.result.flops,
+            "gflops": run.result.training_flops / 1e9,
+            "seconds": seconds[run.path],
+        }
+        for index, c in enumerate(configurations)
+        for run in c.finished
+        if run.result is not None and run.result.training_flops and run.result.test_loss
+    ]
+    return pd.DataFrame(rows)
+
+
+def blocks_of(result: Result) -> str:
+    """The number of blocks, at the start and at the end; empty if it is not in the record.
+
+    Example:
+        >>> widths = {"blocks": 6}
+        >>> blocks_of(Result(accuracy=0.5, parameters=9, train_seconds=1, widths=widths, initial_widths={"blocks": 3}))
+        '3 to 6'
+    """
+    numbers = (str(sizes.get("blocks", "")) for sizes in (result.initial_widths, result.widths))
+    return " to ".join(dict.fromkeys(numbers))
+
+
+def _label(c: Configuration, run: Run) -> str:
+    """A short name in a figure: the blocks and when they were added, or else what distinguishes the network."""
+    assert run.result is not None
+    blocks, settings = blocks_of(run.result), run.settings
+    if settings.strategy not in DEEPENING:
+        return blocks or c.label()
+    hops = f" in {settings.hops} hops" if settings.hops > 1 else ""
+    return f"{blocks} at {settings.at:g}{hops}"
