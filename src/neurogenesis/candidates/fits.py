@@ -15,7 +15,9 @@ RIDGE = 1e-4  # of the mean variance of the inputs, some of which may be constan
 
 @dataclass(frozen=True)
 class Products:
-    """Sums over rows x of [H, h], by which h is fitted to H. It is replaced, not modified.
+    """Sums over rows x of [H, h], by which h is fitted to H; or those of several groups, which are the first axis.
+
+    It is replaced, not modified.
 
     Args:
         centre: a number that is subtracted from each column: about its mean.
@@ -45,14 +47,22 @@ class Products:
 
     def fit(self) -> Tensor:
         """Least-squares fit of h by a constant and H, with a small ridge: (1 + inputs) x candidates."""
-        inputs, count = self.squares.shape[1], float(self.count)
-        covariance = torch.addr(self.squares, self.sums, self.sums[:inputs], alpha=-1 / count).double()
-        mean = (self.centre + self.sums / count).double()
-        gram, mixed_products = covariance[:inputs].T, covariance[inputs:].T  # in the order of Fortran: no copies
-        gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(torch.float32).tiny)
+        inputs, offset = self.squares.shape[-1], self.sums / self.count.to(self.sums.dtype)[..., None]
+        covariance = (self.squares - self.sums[..., None] * offset[..., None, :inputs]).double()
+        mean = (self.centre + offset).double()[..., None, :]
+        # In the order of Fortran: no copies.
+        gram, mixed_products = covariance[..., :inputs, :].mT, covariance[..., inputs:, :].mT
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        diagonal.add_(RIDGE * diagonal.mean(-1, keepdim=True) + torch.finfo(torch.float32).tiny)
         # Cholesky's method needs half the operations, but takes several times as long on two threads as on one.
         slopes = torch.linalg.solve_ex(gram, mixed_products).result
-        return torch.cat([(mean[inputs:] - mean[:inputs] @ slopes)[None], slopes]).to(self.squares.dtype)
+        constant = mean[..., inputs:] - mean[..., :inputs] @ slopes
+        return torch.cat([constant, slopes], -2).to(self.squares.dtype)
+
+    @property
+    def last(self) -> Products:
+        """The sums of the last group."""
+        return Products(self.centre[-1], self.count[-1], self.sums[-1], self.squares[-1])
 
 
 def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor) -> Tensor:

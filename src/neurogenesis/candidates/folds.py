@@ -12,6 +12,7 @@ from ..passes.samples import FOLDS, folds
 from .rows import row_samples
 
 MAX_PADDING = 2  # rows of folds that are padded to the same length, relative to all rows
+FEW_ROWS = 512  # in all folds: of more rows, a product per fold takes less time than padded ones at once
 SMALL = 2**20  # numbers, up to which more padding does not matter
 
 
@@ -23,7 +24,11 @@ def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tens
     counts = torch.bincount(of_row, minlength=FOLDS)
     order, sizes = of_row.argsort(), counts.tolist()
     padded = FOLDS * max(sizes)
-    if dims == 1 and (padded <= MAX_PADDING * len(order) or padded * (inputs.shape[-1] + D.shape[-1]) <= SMALL):
+    if (
+        dims == 1
+        and len(order) <= FEW_ROWS
+        and (padded <= MAX_PADDING * len(order) or padded * (inputs.shape[-1] + D.shape[-1]) <= SMALL)
+    ):
         x, y = (each.reshape(-1, each.shape[-1]) for each in (inputs, D))
         return _products_of_folds(x, y, order, counts, max(sizes)), counts.double()
     x, y = (each.reshape(-1, *each.shape[-dims:]).index_select(0, order) for each in (inputs, D))
@@ -47,7 +52,8 @@ def _products_of_folds(x: Tensor, y: Tensor, order: Tensor, counts: Tensor, most
     present = places < counts[:, None]
     rows = order[((counts.cumsum(0) - counts)[:, None] + places).clamp_max(len(order) - 1)].flatten()
     x, y = (each.index_select(0, rows).reshape(*present.shape, -1) for each in (x, y))
-    return x.masked_fill_(~present[..., None], 0).mT @ y
+    (x if x.shape[-1] < y.shape[-1] else y).masked_fill_(~present[..., None], 0)
+    return x.mT @ y
 
 
 def fan_out_gradient(consumer: nn.Module, inputs: Tensor, D: Tensor) -> Tensor:

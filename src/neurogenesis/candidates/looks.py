@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -154,6 +155,17 @@ class Waiting(NamedTuple):
     def from_state(state: Mapping[str, Any]) -> Waiting:
         passes = tuple(tuple(tuple(map(_pass_of, step)) for step in own) for own in state["passes"])
         return Waiting(**{**state, "passes": passes})
+
+    @staticmethod
+    def of_all(groups: Sequence[Waiting]) -> Waiting:
+        """What waits in several groups of steps, one after the other."""
+        return Waiting(
+            tuple(tuple(chain(*own)) for own in zip(*(each.passes for each in groups), strict=True)),
+            tuple(map(sum, zip(*(each.rows for each in groups), strict=True))),
+            tuple(map(sum, zip(*(each.items for each in groups), strict=True))),
+            sum(each.numbers for each in groups),
+            sum(each.looks for each in groups),
+        )
 
     @staticmethod
     def none(consumers: int) -> Waiting:

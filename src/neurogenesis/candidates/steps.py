@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, cast
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ..passes.processes import ALONE, Processes, summed
 from ..passes.records import NotFinite
-from .looks import Pass, Recorded, Run
+from .looks import Pass, Recorded, Run, Waiting
+from .together import can_be_together, recorded_together
 from .windows import Window
 
 MOST_READY = 2**18  # numbers of passes that are ready: of large passes, little time is saved
@@ -48,16 +50,18 @@ def _windows_after(looks: Sequence[Look], processes: Processes) -> list[Window]:
     after = after_look(before, consumers, [look.passes() for look in looks], processes)
     due = []
     for number, (look, window) in enumerate(zip(looks, after, strict=True)):
-        last = bool(window.looks) and look.last(window)
-        if window.ready and (last or window.numbers > MOST_READY):
-            window = after[number] = ready_recorded(window, look.consumers, look.run)
-        if not window.looks or not window.due(look.consumers, last):
+        if not window.looks:
             continue
-        if last or processes.count > 1 or window.numbers > MOST_READY:
-            after[number] = window.completed(look.run)
+        last = look.last(window)
+        many = last or window.numbers > MOST_READY
+        if processes.count == 1 and window.due(look.consumers, last=False):
+            window = (window if many else window.with_copies(look.window)).put_off
+        if many:
+            window = ready_recorded(window, look.consumers, look.run)
+        if window.waiting.looks and window.due(look.consumers, last):
+            window = window.completed(look.run)
             due.append(number)
-        else:
-            after[number] = window.with_copies(look.window).put_off
+        after[number] = window
     found = record_waiting([after[number] for number in due], [consumers[number] for number in due], processes)
     for number, window in zip(due, found, strict=True):
         after[number] = window
@@ -65,11 +69,26 @@ def _windows_after(looks: Sequence[Look], processes: Processes) -> list[Window]:
 
 
 def ready_recorded(window: Window, consumers: Sequence[nn.Module], run: Run) -> Window:
-    """The window after what is ready in it was recorded."""
-    while window.ready:
-        (recorded,) = record_waiting([window.first_ready.completed(run)], [consumers])
-        window = window.after_first_ready(recorded)
-    return window
+    """The window after what is ready in it was recorded: all groups of steps at once, or one after the other."""
+    if not window.ready:
+        return window
+    whole = window.with_only(Waiting.of_all(window.ready)).completed(run)
+    parts = [_groups(own, window.ready, place) for place, own in enumerate(whole.complete)]
+    if all(map(can_be_together, consumers, parts)):
+        return window.after_ready(whole.with_records(list(map(recorded_together, window.records, consumers, parts))))
+    recorded = window
+    for number, group in enumerate(window.ready):
+        completed = group._replace(passes=tuple(own[number] for own in parts))
+        (recorded,) = record_waiting([recorded.with_only(completed)], [consumers])
+    return window.after_ready(recorded)
+
+
+def _groups(
+    steps: Sequence[tuple[Pass, ...]], groups: Sequence[Waiting], place: int
+) -> list[tuple[tuple[Pass, ...], ...]]:
+    """The steps at a consumer, by group."""
+    given = iter(steps)
+    return [tuple(islice(given, len(group.passes[place]))) for group in groups]
 
 
 def after_look(
@@ -125,7 +144,7 @@ def record_waiting(
         processes: the processes.
     """
     updates = {
-        (number, place): record.after(consumer, cast(Sequence[Sequence[Pass]], window.waiting.passes[place]))
+        (number, place): record.after(consumer, window.complete[place])
         for number, window in enumerate(windows)
         for place, (record, consumer) in enumerate(zip(window.records, consumers[number], strict=True))
         if window.waiting.passes[place]

@@ -46,7 +46,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ from ..structure.axes import Axis
 from ..structure.edits import Edit
 from ..surgery.plan import Plan
 from ..surgery.planning import pad_for_growth
-from .looks import Run, Waiting
+from .looks import Pass, Run, Waiting
 from .record import ENOUGH_ROWS, LEAST_ROWS, MOST_WAITING, Record, signal
 from .rows import channel_dim
 
@@ -176,18 +176,22 @@ class Window:
         """The window with what waits as ready."""
         return replace(self, waiting=Waiting.none(len(self.records)), ready=(*self.ready, self.waiting))
 
-    @property
-    def first_ready(self) -> Window:
-        """The window with what became ready first in place of what waits."""
-        return replace(self, waiting=self.ready[0], ready=())
+    def after_ready(self, recorded: Window) -> Window:
+        """The window with the records of another one, which has what was ready here."""
+        return replace(recorded, waiting=self.waiting, ready=())
 
-    def after_first_ready(self, recorded: Window) -> Window:
-        """The window with the records of another one, which has what became ready first."""
-        return replace(recorded, waiting=self.waiting, ready=self.ready[1:])
+    def with_only(self, waiting: Waiting) -> Window:
+        """The window with nothing that waits but this."""
+        return replace(self, waiting=waiting, ready=())
 
     def completed(self, run: Run) -> Window:
         """The window with candidates run in the passes that wait."""
         return replace(self, waiting=self.waiting.completed(run))
+
+    @property
+    def complete(self) -> tuple[tuple[tuple[Pass, ...], ...], ...]:
+        """The passes that wait at each consumer, in which candidates have been run."""
+        return cast(tuple[tuple[tuple[Pass, ...], ...], ...], self.waiting.passes)
 
     @property
     def numbers(self) -> int:
