@@ -198,7 +198,8 @@ class Structure:
     @cached_property
     def counts(self) -> dict[Atom, Counted]:
         """What atoms count that do not count neurons; valid once all axes are unified."""
-        return {atom: what for term, what in self.counted for atom in leaves(term)}
+        order = sorted(self.counted, key=lambda own: own[1] != "channels")  # convolutions may make heads, too
+        return {atom: what for term, what in order for atom in leaves(term)}
 
     @cached_property
     def bounds(self) -> list[Bound]:

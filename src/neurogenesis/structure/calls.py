@@ -191,7 +191,9 @@ class OperationCall:
         for maker in label.makers:
             if not shares(maker.term, term):
                 continue
-            if fill == MEAN and not maker.sources:
+            if fill == ZERO and maker.twice:
+                self._copy(term, "normalized across after a product of two outputs of one layer")
+            elif fill == MEAN and not maker.sources:
                 self._copy(term, "normalized across after the output of another norm was added (post-norm)")
             elif fill == MEAN and not maker.linear:
                 self._copy(term, "normalized across after operations that do not map means to means")
@@ -201,8 +203,11 @@ class OperationCall:
                 record.append(NewEntries(term, fill, self.where, maker))
 
     def _copy(self, term: Term, reason: str) -> None:
-        reasons = self._trace.compensations.copies
-        reasons.append((term, Reason(f"{reason} in {self.where}", Kind.NORMALIZED)))
+        self.copy(term, f"{reason} in {self.where}")
+
+    def copy(self, term: Term, reason: str) -> None:
+        """State that an axis grows by copies of all its entries only."""
+        self._trace.compensations.copies.append((term, Reason(reason, Kind.NORMALIZED)))
 
 
 def _attribute_with(module: nn.Module, value: float) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from .calls import OperationCall
 from .labels import Label, Maker, Norm
 from .norms import divided_by, fill_of, value_of
-from .terms import Term, shares
+from .terms import Term, resolve, shares
 
 
 def derived(call: OperationCall, labels: Sequence[Label]) -> Label:
@@ -31,9 +31,9 @@ def derived(call: OperationCall, labels: Sequence[Label]) -> Label:
         return result
     if call.name.endswith("_like") or all(label.static or label.noise for label in labels):
         return replace(result, noise=True)
-    value, norms = value_of(call, labels, call.reduction), _norms(call, labels)
+    value, (norms, scaled) = value_of(call, labels, call.reduction), _norms(call, labels)
     origin = labels[0].origin if call.name in _SAME_VALUES else object()
-    return replace(result, value=value, norms=norms, makers=_makers(call, labels), origin=origin)
+    return replace(result, value=value, norms=norms, scaled=scaled, makers=_makers(call, labels), origin=origin)
 
 
 def _shift(call: OperationCall, label: Label) -> float:
@@ -46,22 +46,24 @@ def _shift(call: OperationCall, label: Label) -> float:
     return 0.0
 
 
-def _norms(call: OperationCall, labels: Sequence[Label]) -> frozenset[Norm]:
-    """The norms whose output this is; completes those that are written out, and records their gains."""
+def _norms(call: OperationCall, labels: Sequence[Label]) -> tuple[frozenset[Norm], frozenset[Norm]]:
+    """The norms whose output this is, and those with a gain so far; completes those that are written out."""
     divided = divided_by(call, labels)
     if divided is not None and divided.norm is not None:
         norm = divided.norm
         norm.divided, norm.scaled = True, norm.scaled or not norm.power
         call.fill_new(divided.base, norm.term, fill_of(divided))
-        return frozenset([norm])
+        return frozenset([norm]), frozenset[Norm]()
     if call.completed:
-        return frozenset(call.completed)
+        return frozenset(call.completed), frozenset(call.completed)
     active = [label for label in labels if not label.static]
     norms = frozenset[Norm]().union(*(label.norms for label in active))
     if norms and call.name in _FLAT:
         call.flat(norms)
     if not norms or not (_is_linear(call) or call.name in _KEEPING_ZEROS) or _contracted(call):
-        return frozenset()
+        _keep_queries_from_zero(call, labels)
+        return frozenset(), frozenset()
+    scaled = frozenset[Norm]().union(*(label.scaled for label in active))
     if call.name in ("aten.add", "aten.sub"):
         for norm in norms:
             norm.shifted |= any(
@@ -69,8 +71,10 @@ def _norms(call: OperationCall, labels: Sequence[Label]) -> frozenset[Norm]:
             )
     if call.name in ("aten.mul", "aten.div"):
         for label, tensor in zip(labels, call.tensors(), strict=True):
-            own = [norm for norm in norms if label.static and any(shares(norm.term, term) for term in label.axes)]
-            for norm in own if call.name == "aten.mul" else ():
+            along = [norm for norm in norms if label.static and any(shares(norm.term, term) for term in label.axes)]
+            own = [norm for norm in along if norm not in scaled and call.name == "aten.mul"]
+            scaled |= frozenset(own)
+            for norm in own:
                 call.compensate(tensor, norm.term, norm.power, minus=norm.minus)
                 call.attribute(tensor, "normalized_shape", (norm.term,))
                 norm.scaled = True
@@ -80,7 +84,16 @@ def _norms(call: OperationCall, labels: Sequence[Label]) -> frozenset[Norm]:
         along = any(shares(norm.term, term) for term in label.axes)
         return not along or any(shares(norm.term, other.term) for other in label.norms)
 
-    return frozenset(norm for norm in norms if all(covers(label, norm) for label in active))
+    kept = frozenset(norm for norm in norms if all(covers(label, norm) for label in active))
+    return kept, kept & scaled
+
+
+def _keep_queries_from_zero(call: OperationCall, labels: Sequence[Label]) -> None:
+    """Copy entries that norms would leave at zero in both factors of a product: neither would get a gradient."""
+    if len(labels) > 1 and not (labels[0].static or labels[1].static) and not call.name.endswith(("mul", "add")):
+        both = [(a, b) for a in labels[0].norms for b in labels[1].norms if shares(a.term, b.term)]
+        for norm in dict.fromkeys(norm for pair in both for norm in pair):
+            call.copy(norm.term, f"normalized across in {norm.where}, which would leave new queries and keys at zero")
 
 
 def _makers(call: OperationCall, labels: Sequence[Label]) -> frozenset[Maker]:
@@ -92,7 +105,10 @@ def _makers(call: OperationCall, labels: Sequence[Label]) -> frozenset[Maker]:
     produced = {Maker(each.sources, each.term, each.stride) for each in call.recorded if each.role == "producer"}
     found = set(produced)
     products = call.name in ("aten.mul", "aten.div")
+    kept, other = (_zero_factor(labels) if call.name == "aten.mul" else None) or (None, frozenset[str]())
     for label, tensor in zip(labels, call.tensors(), strict=True):
+        if kept is not None and label is not kept:
+            continue
         if not label.static:
             others = [other for other in labels if other is not label] if products else []
             found |= {
@@ -100,6 +116,8 @@ def _makers(call: OperationCall, labels: Sequence[Label]) -> frozenset[Maker]:
                 for maker in label.makers
                 if not any(shares(maker.term, term) for term in contracted)
             }
+            if not other.isdisjoint(frozenset[str]().union(*(maker.sources for maker in label.makers))):
+                found = {replace(maker, twice=True) for maker in found}
         elif label.sources and not products and not contracted and not produced and _is_linear(call):
             strides = tensor.stride() if call.is_view_of_parameter(tensor) else [None] * tensor.ndim
             found |= {
@@ -110,12 +128,32 @@ def _makers(call: OperationCall, labels: Sequence[Label]) -> frozenset[Maker]:
     return frozenset(found)
 
 
+def _zero_factor(labels: Sequence[Label]) -> tuple[Label, frozenset[str]] | None:
+    """The factor of a product of activations that is to be zero, and what makes the other one.
+
+    If both were zero, neither would get a gradient.
+    """
+    if len(labels) != 2 or not all(any(maker.sources for maker in label.makers) for label in labels):
+        return None
+    fitting = [label for label in labels if all(maker.zero for maker in label.makers)]
+    if not fitting or not _same_axes(*labels):
+        return None
+    others = (maker.sources for label in labels if label is not fitting[-1] for maker in label.makers)
+    return fitting[-1], frozenset[str]().union(*others)
+
+
+def _same_axes(a: Label, b: Label) -> bool:
+    """Whether the last axes of two activations are the same, so that zeros of one meet entries of the other."""
+    return bool(a.axes and b.axes) and resolve(a.axes[-1]) == resolve(b.axes[-1])
+
+
 def _passed_on(maker: Maker, call: OperationCall, factors: Sequence[Label]) -> Maker:
     """A maker behind an operation, which is a product with `factors` if there are any."""
     factors = [label for label in factors if not label.noise]  # such as the mask of a dropout
     along = [label for label in factors if any(shares(maker.term, term) for term in label.axes)]
     if not _is_linear(call) or any(not label.static for label in along) or (along and call.name == "aten.div"):
-        return replace(maker, linear=False)
+        keeps = call.name in ("aten.mul", "aten.div") or _is_linear(call) or call.name in _KEEPING_ZEROS
+        return replace(maker, linear=False, zero=maker.zero and keeps)
     return replace(maker, factors=maker.factors.union(*(label.sources for label in along))) if along else maker
 
 

@@ -97,6 +97,8 @@ class Maker:
         stride: of the axis; None if it is not a view of a parameter.
         factors: tensors that the entries have been multiplied by since, along the axis.
         linear: whether nothing but sums and products with constants lies between.
+        zero: whether zeros stay zeros on the way, with a gradient.
+        twice: whether the entries are products of two that it makes, so that zeros get no gradient.
     """
 
     sources: frozenset[str]
@@ -104,6 +106,8 @@ class Maker:
     stride: int | None
     factors: frozenset[str] = frozenset()
     linear: bool = True
+    zero: bool = True
+    twice: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class Label:
     zero_lost_in: str | None = None  # operation that does not map zero to zero with a nonzero gradient
     makers: frozenset[Maker] = frozenset()  # of activations
     norms: frozenset[Norm] = frozenset()  # of which it is the output, up to factors and shifts
+    scaled: frozenset[Norm] = frozenset()  # those of the norms by whose gains it has been multiplied
     value: Value | None = None  # what it is in a norm that is written out, such as the mean of squares
     noise: bool = False  # drawn at random, or the same for all entries
     shift: float = 0.0  # added to the parameter that it is otherwise

@@ -36,6 +36,13 @@ class Kind(Enum):
     HARD_CODED_SHAPE = 1, "compute shapes from tensors (x.flatten(1), x.view(len(x), -1)) instead of hard-coding them"
     HARD_CODED_SIZE = 1, "compute sizes from tensors (x.shape[1]) instead of hard-coding them"
     FAILS = 1, "read sizes from tensors in the model's code instead of assuming the ones it was built with"
+    ALIGNED = (
+        0,
+        (
+            "let experts run one after the other, which takes any size: in Transformers with "
+            "model.set_experts_implementation('eager')"
+        ),
+    )
     NORMALIZED = 1, "normalize with BatchNorm, which treats each channel separately, or add a hidden layer"
     FROZEN = 1, "unfreeze the consumer with requires_grad_(True), or grow another layer"
     PARTLY_FROZEN = 1, "frozen parts stay as they are: unfreeze them with requires_grad_(True), or pass frozen=True"
@@ -50,6 +57,7 @@ class Kind(Enum):
     ONLY_BUFFERS = 1, "consume it with a trained layer"
     # These concern one factor of a size rather than the whole width, or are consequences of another reason.
     HEADS = 2, "the size of a head is fixed: grow the number of heads, or the feed-forward layers, instead"
+    CONTRACTED = 2, HEADS[1]
     NOT_PRODUCED = 2, None
     NOT_CONSUMED = 2, "pass an example that uses all layers of the model"
     SIZE_ONE = 2, None

@@ -58,7 +58,7 @@ def preserved(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def restoring_attributes(model: nn.Module) -> Iterator[None]:
-    """On exit, restore all attributes of all modules."""
+    """On exit, restore all attributes and hooks of all modules."""
     modules = list(model.modules())
     saved = [dict(vars(module)) for module in modules]
     registered = [[dict(getattr(module, kind)) for kind in _REGISTRIES] for module in modules]
@@ -73,7 +73,11 @@ def restoring_attributes(model: nn.Module) -> Iterator[None]:
                 getattr(module, kind).update(contents)
 
 
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
+# Hooks, too: Transformers registers some at the first pass, and notes in an attribute that it has.
+_REGISTRIES = (
+    "_parameters _buffers _modules _forward_pre_hooks _forward_pre_hooks_with_kwargs _forward_hooks "
+    "_forward_hooks_with_kwargs _forward_hooks_always_called _backward_pre_hooks _backward_hooks"
+).split()
 
 
 def constant_calls(module: nn.Module) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from .labels import Attribute
 from .reasons import Reason
 from .rules import Axes
-from .terms import Atom, Conflict, Term, factor, fix, product, unify
+from .terms import Atom, Conflict, Product, Term, factor, fix, product, resolve, size, unify
 
 Place = tuple[str, str]  # path of a module, name of an attribute
 
@@ -192,6 +193,10 @@ class Sources:
             whole, part = _key(quotient.dividend), _key(quotient.divisor)
             if whole[:2] not in known and part in self._stored:
                 self._source(quotient.dividend, product([self._stored[part], Atom(int(quotient))]))
+            elif whole in self._stored and part[:2] not in known:
+                outer = _without_inner(self._stored[whole], int(quotient))
+                if outer is not None and isinstance(quotient.divisor, Known):
+                    self._source(quotient.divisor, outer)
         for (path, name), length in self._tuples.items():
             value = getattr(modules[path], name)
             terms = (self._stored.get((path, name, place), Atom(value[place])) for place in range(length))
@@ -214,6 +219,13 @@ class Sources:
         whole = product([own, term])
         unify(self._source(number.dividend, whole), whole)
         return term
+
+
+def _without_inner(term: Term, inner: int) -> Term | None:
+    """The outer factors of an axis, if the inner ones have a size."""
+    factors = term.factors if isinstance(term := resolve(term), Product) else ()
+    number = next((n for n in range(1, len(factors)) if prod(map(size, factors[n:])) == inner), None)
+    return None if number is None else product(factors[:number])
 
 
 def _key(number: Any) -> tuple[str, str, int | None]:

@@ -63,14 +63,13 @@ class Width:
         counted = self._counted
         if self.fixed is None and counted != "groups" and self.structure.compensations.is_stream(self.atom):
             return "stream"
-        if counted is not None:
-            return counted
-        convolved = any(len(self.structure.axes[axis.tensor]) > 2 for axis in self.producers)
-        return "channels" if convolved else "neurons"
+        return counted or ("channels" if self.structure.counts.get(self.atom) == "channels" else "neurons")
 
     @property
     def _counted(self) -> Counted | None:
-        return self.structure.counts.get(self.atom) if self.fixed is None else None
+        """What it counts if these are no single entries."""
+        counted = self.structure.counts.get(self.atom) if self.fixed is None else None
+        return None if counted == "channels" else counted
 
     @property
     def unit(self) -> int:

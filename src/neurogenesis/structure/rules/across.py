@@ -47,7 +47,8 @@ def _layer_norm(call: Call) -> list[Axes]:
         for term in axes[-count:]:
             call.fix(term, what, Kind.NORMALIZED)
     elif weight is None:
-        call.fix(axes[-1], "normalized across without a gain that could make up for its size", Kind.NORMALIZED)
+        call.new_entries(x, -1, COPY)  # there is no gain that could make up for another size
+        call.attribute(x, "normalized_shape", (axes[-1],))
     else:
         call.new_entries(x, -1, MEAN if call.name == "aten.native_layer_norm" else ZERO)
         call.compensate(weight, axes[-1], 1 / 2)

@@ -13,7 +13,7 @@ from ..terms import Conflict, Term
 
 Axes = list[Term]
 Role = Literal["producer", "carrier", "consumer"]
-Counted = Literal["heads", "groups"]
+Counted = Literal["heads", "groups", "channels"]
 
 
 class Call(Protocol):
@@ -75,7 +75,7 @@ class Call(Protocol):
         """State that entries along an axis are combined to one: it cannot change, unless this is part of a norm."""
 
     def counts(self, term: Term, what: Counted) -> None:
-        """State what an axis counts, if not neurons: heads, which are multiplied one by one, or groups of channels."""
+        """State what an axis counts, if not neurons: heads, multiplied one by one, channels or groups."""
 
     def copied(self, term: Term) -> None:
         """State that a new axis holds copies of one entry."""

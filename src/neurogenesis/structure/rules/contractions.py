@@ -27,7 +27,7 @@ def _contract(call: Call, a: Tensor, a_axis: int, b: Tensor, b_axis: int) -> Non
         return
     weights = weights or [(t, axis) for t, axis in ((b, b_axis), (a, a_axis)) if call.is_static(t)]
     if not weights:
-        call.fix(contracted, "contracted between two activations (such as queries with keys)")
+        call.fix(contracted, "contracted between two activations (such as queries with keys)", Kind.CONTRACTED)
         return
     weight, axis = weights[0]
     call.role(weight, axis, "consumer", ZERO)
@@ -58,6 +58,19 @@ def _bmm(call: Call) -> list[Axes]:
     if not call.is_static(a) and not call.is_static(b):
         call.counts(batch, "heads")
     return [_plus_bias(call, [batch, call.axes(a)[1], call.axes(b)[2]])]
+
+
+@rule("_grouped_mm")
+def _grouped_mm(call: Call) -> list[Axes]:
+    """Each group of rows times a matrix of its own; the kernel takes sizes in multiples of 16 bytes only."""
+    a, b = call.arguments["self"], call.arguments["mat2"]
+    for tensor in (a, b):
+        for term in call.axes(tensor)[-2:]:
+            call.fix(term, f"a size that {call.name} takes in multiples of 16 bytes only", Kind.ALIGNED)
+    rows, columns = call.axes(a)[-2], call.axes(b)[-1]
+    call.unify(call.axes(a)[-1], call.axes(b)[-2])
+    groups = [] if a.ndim != b.ndim else call.axes(a)[:1] if a.ndim == 3 else [Atom(call.outputs[0].shape[0])]
+    return [[*groups, rows, columns]]
 
 
 @rule("mv", "dot", "vdot", "addmv")
@@ -120,6 +133,8 @@ def _convolution(call: Call) -> list[Axes]:
         call.unify(bias_axis := call.axes(bias)[0], produced)
         call.role(bias, 0, "producer" if groups != size(channels) or groups == 1 else "carrier", ZERO)
         produced = bias_axis
+    if groups == 1 or groups != size(channels):
+        call.counts(produced, "channels")
     call.attribute(weight, "in_channels", channels)
     call.attribute(weight, "out_channels", produced)
     for term in call.axes(x)[-(weight.ndim - 2) :]:
@@ -131,7 +146,7 @@ def _convolution(call: Call) -> list[Axes]:
 def _attention(call: Call) -> list[Axes]:
     query, key, value = (call.axes(call.arguments[name]) for name in ("query", "key", "value"))
     call.unify(query[-1], key[-1])
-    call.fix(query[-1], "contracted between two activations (queries with keys)")
+    call.fix(query[-1], "contracted between two activations (queries with keys)", Kind.CONTRACTED)
     call.unify(key[-2], value[-2])
     call.fix(key[-2], "a sequence attended over")
     for wide, *terms in zip(query[:-2], key[:-2], value[:-2], strict=True):

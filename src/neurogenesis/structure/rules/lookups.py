@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..fills import RANDOM, Fill
 from ..reasons import Kind
-from ..terms import Atom, size
-from .base import broadcast, rule, with_fresh_rest
+from ..terms import Atom, Term, size
+from .base import broadcast, cut, rule, with_fresh_rest
 from .call import Axes, Call
 
 
@@ -43,9 +43,21 @@ def _looked_up(call: Call, x: Tensor, picked: list[int], indices: list[Tensor]) 
     """Fix the axes picked by index; the other axes of a parameter indexed by data produce neurons."""
     for axis in range(x.ndim):
         if axis in picked:
-            call.fix(call.axes(x)[axis], "picked by index", Kind.INDEXED)
+            known = len(picked) == len(indices) == 1 and not call.is_static(x) and call.is_static(indices[0])
+            term = _picked_part(call, call.axes(x)[axis], indices[0]) if known else call.axes(x)[axis]
+            call.fix(term, "picked by index", Kind.INDEXED)
         elif call.is_weight(x) and not all(map(call.is_static, indices)):
             call.role(x, axis, "producer", RANDOM)
+
+
+def _picked_part(call: Call, term: Term, index: Tensor) -> Term:
+    """The part of an axis that constant indices pick from, such as ``x[..., [-1], :]``."""
+    if index.dtype in (torch.bool, torch.uint8) or not index.numel():
+        return term
+    positions = index % size(term)
+    first, last = int(positions.min()), int(positions.max())
+    rest = cut(call, term, first)[1] if first else term
+    return cut(call, rest, last + 1 - first)[0] if last + 1 < size(term) else rest
 
 
 @rule("index_select")

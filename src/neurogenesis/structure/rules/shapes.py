@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..reasons import Kind
-from ..terms import Atom, Conflict, concatenation, factor, product, size
+from ..terms import Atom, Conflict, concatenation, factor, leaves, product, size
 from .base import cut, dimensions, family, fresh, rule, unknown, unmerge, with_fresh_rest
 from .call import Axes, Call, Rule
 
@@ -33,7 +33,8 @@ def _reshape(call: Call) -> list[Axes]:
                 else:
                     lengths.append(new.pop())
             for term in merged:
-                if call.is_copied(term) and size(term) < math.prod(map(size, merged)):  # of several heads of keys
+                others = (atom for other in merged if other is not term and size(other) > 1 for atom in leaves(other))
+                if call.is_copied(term) and not all(atom.fixed for atom in others):  # of several heads of keys
                     call.fix(term, "the number of copies made", Kind.HEADS)
             result.extend(_regroup(call, merged[::-1], lengths[::-1])[::-1])
     return [result[::-1]]
@@ -56,10 +57,18 @@ def _regroup(call: Call, merged: Axes, lengths: list[int]) -> Axes:
 
 @rule("as_strided")
 def _as_strided(call: Call) -> list[Axes]:
-    x = call.arguments["self"]
-    if list(call.arguments["size"]) == [size(term) for term in call.axes(x)]:
-        return [call.axes(x)]  # the same axes with other strides
-    return unknown(call)
+    """Axes with a size and a stride that the input has are the same; others are cut into windows, or all are."""
+    x, sizes, strides = call.arguments["self"], list(call.arguments["size"]), call.arguments["stride"]
+    axes = call.axes(x)
+    if sizes == [size(term) for term in axes]:
+        return [axes]  # the same axes with other strides
+    if call.arguments["storage_offset"] not in (None, x.storage_offset()):
+        return unknown(call)
+    places = {pair: axis for axis, pair in enumerate(zip(x.shape, x.stride(), strict=True))}
+    found = [places.pop(pair, None) for pair in zip(sizes, strides, strict=True)]
+    for axis in places.values():
+        call.fix(axes[axis], "cut into windows")
+    return [[Atom(length) if axis is None else axes[axis] for axis, length in zip(found, sizes, strict=True)]]
 
 
 @rule("unsqueeze")
@@ -161,11 +170,15 @@ def _slice(call: Call) -> list[Axes]:
     length = call.outputs[0].shape[axis]
     if length == size(x[axis]):
         return [x]
-    if call.arguments["step"] != 1 or length == 0:
+    start, step = call.arguments["start"] or 0, call.arguments["step"]
+    if length * step == size(x[axis]) and 0 <= start < step:  # each step is a pair, a triple, ...
+        x[axis], inner = unmerge(call, x[axis], step)
+        call.fix(inner, "sliced with a step")
+        return [x]
+    if step != 1 or length == 0:
         call.fix(x[axis], "sliced with a step" if length else "sliced to length 0")
         x[axis] = Atom(length)
         return [x]
-    start = call.arguments["start"] or 0
     start = start + size(x[axis]) if start < 0 else start
     part = cut(call, x[axis], start)[1] if start else x[axis]
     x[axis] = cut(call, part, length)[0] if length < size(part) else part
