@@ -191,7 +191,11 @@ def guess(problem: Problem, known: Sequence[Outcome]) -> Iterator[Outcome]:
         own = copy.deepcopy(model)
         own.zero_grad(set_to_none=True)
         started = time.process_time()
-        own = cut(own, problem.data.train[0][:MEASURED], final.parameters)
+        try:
+            own = cut(own, problem.data.train[0][:MEASURED], final.parameters)
+        except ValueError as error:  # too few samples to tell which neurons the others explain
+            print(f"{way}: {error}", file=sys.stderr)
+            continue
         cutting = time.process_time() - started
         tuning = train(own, problem, epochs=max(1, round(TUNED * problem.task.epochs)))
         yield outcome(f"pruned by {way}", own, problem, seconds + cutting + tuning)
