@@ -4,7 +4,7 @@ BIN := .venv/bin
 CONSTRAINTS ?= constraints.txt
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-long test-portable test-library zoo bench check docs dist clean
+.PHONY: demo test test-long test-portable test-library zoo bench results check docs dist clean
 
 demo: .venv/experiments.installed  ## grow a small network on handwritten digits, and draw what happened
 	$(BIN)/neurogenesis run digits --maximum 512
@@ -32,6 +32,9 @@ zoo: .venv/test.installed  ## every width of every model of torchvision, a sampl
 
 bench: .venv/test.installed  ## what finding widths, growing, watching, selecting, compiling, several processes and the loop of the experiments cost, how new neurons fare, what growing costs on small tables, how need decides there, on other data and on dependent samples, and what sweeps on Ray cost
 	for name in surgery overhead selection loop compile ddp newborn fan_outs tables unseen dependent validation decisions deepening engine; do $(BIN)/python -W ignore -m benchmarks.$$name; done
+
+results: .venv/test.installed  ## every table and figure of README and docs that comes from the records in results/
+	$(BIN)/python -W ignore -m tools.results
 
 check: .venv/test.installed  ## style and types
 	$(BIN)/ruff check

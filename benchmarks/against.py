@@ -22,6 +22,7 @@ Needs the packages of the extra `against`.
 from __future__ import annotations
 
 import argparse
+import bisect
 import copy
 import json
 import sys
@@ -217,22 +218,20 @@ def prune(model: nn.Sequential, inputs: Tensor, most: int) -> nn.Sequential:
 
 
 def prune_by_magnitude(model: nn.Sequential, inputs: Tensor, most: int) -> nn.Sequential:
-    """The same by Torch-Pruning over all layers at once, whose ratio is bisected until the model is small enough."""
+    """The same by Torch-Pruning, with the smallest part of every layer that leaves no more parameters."""
     import torch_pruning as tp  # type: ignore[import-untyped]
 
-    least, enough, found = 0.0, 1.0, model
-    while parameters_of(found) > most or enough - least > 0.002:
-        ratio = (least + enough) / 2
+    def without(neurons: int) -> nn.Sequential:
         own = copy.deepcopy(model)
-        tp.pruner.BasePruner(
-            own, inputs[:2], tp.importance.MagnitudeImportance(p=2), global_pruning=True, pruning_ratio=ratio,
-            ignored_layers=[own.output],
-        ).step()  # fmt: skip
-        if parameters_of(own) > most:
-            least = ratio
-        else:
-            enough, found = ratio, own
-    return found
+        importance, ratio = tp.importance.MagnitudeImportance(p=2), neurons / GUESS
+        tp.pruner.BasePruner(own, inputs[:2], importance, pruning_ratio=ratio, ignored_layers=[own.output]).step()
+        return own
+
+    if parameters_of(model) <= most:
+        return model
+    counts = range(1, GUESS)
+    first = bisect.bisect_left(counts, True, key=lambda count: parameters_of(without(count)) <= most)
+    return without(counts[first])
 
 
 def search(problem: Problem, known: Sequence[Outcome]) -> Iterator[Outcome]:
@@ -282,6 +281,13 @@ def gromo(problem: Problem, known: Sequence[Outcome]) -> Iterator[Outcome]:
     for method in METHODS:
         model, seconds = grow_by_gromo(problem, widths, method)
         yield outcome(f"gromo, {method}", model, problem, seconds)
+
+
+def warm_up() -> None:
+    """Train a little, as the first steps of a process take longer than all others."""
+    problem = Problem(table("random", 1), Task(epochs=2, batch=32, rate=1e-3), seed=1)
+    for grows in (False, True):
+        train(problem.network(16, 16), problem, grows=grows)
 
 
 WAYS: dict[str, Callable[[Problem, Sequence[Outcome]], Iterator[Outcome]]] = {
@@ -343,6 +349,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="epochs of every training, for a first look")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    warm_up()
     for name in arguments.sets:
         for seed in arguments.seeds or range(1, TASKS[name].seeds + 1):
             for way in arguments.ways:

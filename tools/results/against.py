@@ -87,17 +87,18 @@ def _signed(mean: float, error: float) -> str:
     return f"{mean:+.2f}" + ("" if math.isnan(error) else f" ± {error:.2f}")
 
 
-def verdicts() -> dict[str, dict[str, list[str]]]:
+def verdicts_table() -> list[Mapping[str, str]]:
     """For each set, the ways that are better than growing, worse, and neither, by two standard errors."""
-    found: dict[str, dict[str, list[str]]] = {}
+    rows = []
     for name in sets():
-        found[name] = {"better": [], "worse": [], "level": []}
+        found: dict[str, list[str]] = {"better than growing": [], "level": [], "worse": []}
         for way in COLORS:
             if way != GROWN and len(of_way(name, way)) > 1:
                 mean, error = paired(name, way)
-                kind = "level" if abs(mean) <= 2 * error else "better" if mean > 0 else "worse"
-                found[name][kind].append(way)
-    return found
+                level = abs(mean) <= 2 * error
+                found["level" if level else "better than growing" if mean > 0 else "worse"].append(way)
+        rows.append({"set": name, **{kind: ", ".join(ways) or "none" for kind, ways in found.items()}})
+    return rows
 
 
 def against_figure() -> Figure:

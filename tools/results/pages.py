@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from .against import against_table
+from .against import against_table, verdicts_table
 from .claims import claims_table
 from .records import ROOT
 from .tables import deepening_table, digits_table, dynamic_table, pays_table, preset_table
@@ -21,6 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?P<start><!-- results: (?P<name>[\w -]+) -->\n).*?(?P<end>\n *<!-- end -->)", re.DOTALL)
 TABLES = {
     "against": against_table,
+    "against-verdicts": verdicts_table,
     "claims": claims_table,
     "deepening": deepening_table,
     "digits": digits_table,
@@ -46,6 +47,7 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     texts = [f"| {' | '.join(line)} |" for line in lines]
     texts[1] = texts[1].replace(" ", "")
+    texts = [text.replace("|  |", "| |").replace("|  |", "| |") for text in texts]
     return "\n".join(texts)
 
 

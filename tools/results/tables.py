@@ -17,6 +17,7 @@ _QUANTITIES: tuple[tuple[Quantity, str], ...] = (
     ("flops", "of the same FLOPs"),
     ("training_flops", "of the same training FLOPs"),
 )
+_DEEPENING_STEPS, _DEEPENING_DECAY = 2000, "final"
 
 
 def digits_table() -> list[Row]:
@@ -108,12 +109,11 @@ def _differences(setting: Setting, c: Configuration) -> Row:
 
 def deepening_table() -> list[Row]:
     """Bits per character and compute of static networks of every depth, and of networks to which blocks are added."""
-    configurations = section("deepening").finished
+    configurations = sorted(section("deepening").finished, key=lambda c: (not c.static, _deepening_name(c)))
     seeds = sorted({run.settings.seed for c in configurations for run in c.finished})
     return [
         {
-            "network": " ".join(filter(None, [c.name, c.label()])),
-            "blocks": "-".join(dict.fromkeys((str(_blocks(c, "initial")), str(_blocks(c, "final"))))),
+            "network": _deepening_name(c),
             **{f"seed {seed}": _of_seed(c, seed) for seed in seeds},
             "training, GFLOPs": f"{c.results['training_flops'].mean() / 1e9:,.0f}",
         }
@@ -121,10 +121,17 @@ def deepening_table() -> list[Row]:
     ]
 
 
-def _blocks(c: Configuration, moment: str) -> int:
-    result = c.finished[0].result
+def _deepening_name(c: Configuration) -> str:
+    """The depth at the end of a training; how it got there; and what is not usual about the training."""
+    settings, result = c.finished[0].settings, c.finished[0].result
     assert result is not None
-    return (result.initial_widths if moment == "initial" else result.widths)["blocks"]
+    first, last = result.initial_widths["blocks"], result.widths["blocks"]
+    steps = "" if result.steps == _DEEPENING_STEPS else f", {result.steps:,} steps"
+    decay = "" if settings.decay == _DEEPENING_DECAY else f", {settings.decay} decay"
+    if c.static:
+        return f"{last} block{'' if last == 1 else 's'}{steps}{decay}"
+    hops = "" if settings.hops == 1 else f" in {settings.hops} hops"
+    return f"from {first} to {last} blocks at {settings.at:g} of the steps{hops}, `{settings.strategy}`{steps}{decay}"
 
 
 def _of_seed(c: Configuration, seed: int) -> str:
