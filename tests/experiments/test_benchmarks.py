@@ -18,6 +18,7 @@ from benchmarks import (
     deepening,
     dependent,
     fan_outs,
+    inside,
     newborn,
     overhead,
     pruning,
@@ -130,6 +131,44 @@ def test_only_new_neurons_are_judged() -> None:
         model.hidden1.bias[2:] = 1e3
     assert newborn.outcome(model, data, first=0).dead[0] == 0.5
     assert newborn.outcome(model, data, first=2).dead[0] == 0
+
+
+def started(initial: int) -> inside.Run:
+    """A static network on digits, of which neurons from `initial` on count as new."""
+    task = inside.TASKS["digits"]
+    run = inside.start(task, task.settings(1), load("digits"), None, "both", 10, final=False)
+    run.initial = dict.fromkeys(run.initial, initial)
+    return run
+
+
+def test_twins_and_dead_neurons_are_seen() -> None:
+    run = started(12)
+    parameters = dict(run.model.named_parameters())
+    with torch.no_grad():
+        parameters["hidden1.weight"][15] = 2 * parameters["hidden1.weight"][3]
+        parameters["hidden1.bias"][14] = -1e3
+    before = {name: own.detach().clone() for name, own in parameters.items()}
+    with torch.no_grad():
+        parameters["hidden1.weight"].mul_(1.1)
+    silent = inside.silent_neurons(run)
+    assert silent["hidden1"].nonzero().flatten().tolist() == [14]
+    found = inside.look(run, before)
+    assert found.twins == 2 / 32
+    assert found.dead == (1 + int(silent["hidden2"][12:].sum())) / 8
+    assert found.rate_in * inside.WINDOW == pytest.approx(0.5 * 0.1 / 1.1)
+    assert found.rate_out == pytest.approx(0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", inside.initializations(inside.TASKS["digits"], "both"))
+def test_new_neurons_of_each_initialization_are_looked_at(name: str) -> None:
+    task = inside.TASKS["digits-norms"]
+    settings = type(task.settings(1))(**{**task.options, "medium": 20, "epochs": 2})
+    how = inside.initializations(task, "paper")[name]
+    then, end = inside.looks(task, settings, load("digits"), how, "paper", final=False)
+    for seen in (then, end):
+        assert 0 <= seen.twins <= 1 and 0 <= seen.dead <= 1
+        assert seen.fan_in > 0 and seen.fan_out > 0 and seen.rate_in > 0
 
 
 @pytest.mark.parametrize(

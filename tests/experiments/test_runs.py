@@ -191,6 +191,9 @@ def test_settings_reach_trigger_and_initialization() -> None:
     assert found.trigger == ng.triggers.Activation(gamma=0.8, metric="orthogonality")
     assert found.initialization == ng.initializations.Select(metric="orthogonality", least=True)
     assert build_strategy(tiny(strategy="gradmax", scale=1.0), 10).trigger == ng.triggers.Gradient(scale=1.0)
+    assert build_strategy(tiny(strategy="firefly", margin=False), 10).initialization == ng.initializations.Firefly(
+        apart=0.0
+    )
     scheduled = build_strategy(tiny(strategy="nest", schedule="batched"), 10)
     assert scheduled.trigger == ng.triggers.Batched(10, {"hidden1": 32, "hidden2": 32})
     assert scheduled.initialization == ng.initializations.NeST()

@@ -395,6 +395,15 @@ def test_a_resumed_run_is_bit_identical(name: str, network: str, with_example: b
     assert grower.history.observations == grower2.history.observations
 
 
+def test_a_state_of_a_firefly_with_equal_halves_goes_on_with_the_present_one() -> None:
+    model = mlp(10, 6, 3)
+    grower = ng.Grower(model, adam(model), "firefly", example=torch.randn(2, 10))
+    state = grower.state_dict()
+    earlier = state["strategy"].replace(", apart=1.0", "")
+    assert earlier != state["strategy"]
+    _load(mlp(10, 6, 3), "firefly", {**state, "strategy": earlier})
+
+
 def test_a_state_of_something_else_is_refused() -> None:
     model, other = mlp(10, 6, 3), mlp(10, 6, 5, 3)
     grower = ng.Grower(model, adam(model), "north-random", example=torch.randn(2, 10))

@@ -409,6 +409,80 @@ def test_firefly_changes_the_function_by_its_noise(name: str) -> None:
     assert changes[2] < max(changes[1] / 4, 1e-6)
 
 
+def split(
+    name: str, dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[nn.Module, torch.optim.Optimizer, ng.Grower, Tensor, list[Tensor], list[Tensor]]:
+    """A model of the networks after some steps of Adam and a split of each neuron; its outputs before and after."""
+    make, shape, width, _ = NETWORKS[name]
+    torch.manual_seed(0)
+    model, x = make().to(dtype), torch.randn(shape, dtype=dtype)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    firefly = how.Firefly(candidates=200, **options)
+    size = ng.widths(model, x)[width].size
+    strategy = ng.Strategy(lambda layer: size if layer.step == 20 else 0, OnlySplits(**vars(firefly)))
+    grower = ng.Grower(model, optimizer, strategy, example=x, include=[width])
+    for _ in range(19):
+        step(model, optimizer, x)
+        grower.step()
+    step(model, optimizer, x)
+    before = [output for mode in (True, False) for output in promises.outputs_of(model, x, training=mode)]
+    assert grower.step()
+    after = [output for mode in (True, False) for output in promises.outputs_of(model, x, training=mode)]
+    assert grower.widths == {width: 2 * size}
+    return model, optimizer, grower, x, before, after
+
+
+class OnlySplits(how.Firefly):
+    """Each present neuron is split, whatever the gradients."""
+
+    @staticmethod
+    def _choose(scores: Tensor, sources: Tensor, count: int) -> list[int]:
+        return [sources.tolist().index(neuron) for neuron in range(count)]
+
+
+SPLIT = ["dense", "convolution", "convolution in front of dense", "residual branch", "residual stream"]
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_split_of_firefly_without_noise_keeps_the_function(name: str, apart: float) -> None:
+    *_, before, after = split(name, torch.float64, noise=0.0, apart=apart)
+    assert promises.difference(before, after) < 1e-10
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", SPLIT)
+def test_the_halves_of_a_split_have_the_fan_outs_of_the_formula(name: str, apart: float) -> None:
+    _, _, grower, _, _, _ = split(name, torch.float64, noise=0.0, apart=apart)
+    (layer,) = grower.layers
+    size = layer.size // 2
+    for axis in layer.consumers:
+        parent, child = layer.of_neurons(axis).detach().flatten(1).split(size)
+        whole, between = parent + child, (parent - child) / 2
+        torch.testing.assert_close(between.norm(dim=1), apart * whole.norm(dim=1) / 2)
+    for axis in layer.width.producers:
+        parent, child = layer.of_neurons(axis).detach().split(size)
+        assert torch.equal(parent, child)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_the_halves_of_a_split_part(name: str) -> None:
+    """An optimizer that treats both alike keeps halves with the same fan-out together, but for their noise."""
+    distances = {}
+    for apart in (0.0, 1.0):
+        model, _, grower, x, _, _ = split(name, apart=apart)
+        (layer,) = grower.layers
+        optimizer, found = torch.optim.Adam(model.parameters(), lr=1e-2), []
+        for _ in range(11):
+            parent, child = layer.weight.detach().split(layer.size // 2)
+            found.append(float((parent - child).norm() / parent.norm()))
+            step(model, optimizer, x)
+        assert found[0] < 1e-3
+        distances[apart] = found
+    assert distances[1.0][10] > distances[1.0][1] > 10 * distances[1.0][0]
+    assert distances[1.0][10] > 10 * distances[0.0][10]
+
+
 def test_nest_points_down_the_gradient() -> None:
     """A finite difference: with a little of its fan-out, the loss falls as fast as the auxiliary gradient says."""
     slopes = []

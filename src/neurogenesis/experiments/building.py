@@ -231,6 +231,8 @@ def _configured(settings: Settings, trigger: Any, initialization: Any) -> tuple[
             trigger = replace(trigger, **{name: value})
         if value is not None and for_initialization:
             initialization = replace(initialization, **{name: value})
+    if not settings.margin and isinstance(initialization, ng.initializations.Firefly):
+        initialization = replace(initialization, apart=0.0)
     return trigger, initialization
 
 

@@ -95,7 +95,8 @@ class Settings:
     too far, as in the paper."""
     margin: bool = True
     """Balance random fan-ins, and make them longer than those of the initial neurons by as much as one gradient step
-    can move them. Without it, they are as long as those of present neurons, as in the paper."""
+    can move them, and let the fan-outs of Firefly's halves differ. Without it, fan-ins are as long as those of present
+    neurons and halves have equal fan-outs, as in the paper."""
     prune: bool = False
     """Drop neurons that have died: on the latest samples they give the next layers a constant."""
     buffer: int = 128

@@ -32,6 +32,8 @@ _NEED_BEFORE = (
 )
 # Its new neurons had no fan-out then.
 _NEED_WITHOUT_TWINS = r"(Need\(.*\), initialization=)Random\(\)", r"\1Twins()"
+# Firefly, whose splits had equal fan-outs.
+_FIREFLY_BEFORE = r"(Firefly\(noise=[^,]*, candidates=\w*)\)", r"\1, apart=1.0)"
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,6 @@ class Growth:
 
 def check_strategy(saved: str, strategy: Strategy) -> None:
     """Raise ValueError if a state is of another strategy."""
-    known = re.sub(*_NEED_BEFORE, saved)
+    known = re.sub(*_FIREFLY_BEFORE, re.sub(*_NEED_BEFORE, saved))
     if repr(strategy) not in (known, re.sub(*_NEED_WITHOUT_TWINS, known)):
         raise ValueError(f"the state is of another strategy: {saved}, not {strategy!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..candidates.probes import run_probe
 from ..candidates.weights import scaled_like
 from ..layer import Layer, Requirement
+from ..structure.axes import Axis
 from .base import Initialization, Neurons, candidate_count, parameter_values
 
 
@@ -122,20 +124,27 @@ def _as_fan_out(layer: Layer, rows: Tensor, present: Tensor) -> Tensor:
 class Firefly(Initialization):
     r"""The candidates with the largest gradients among splits of present neurons and new neurons.
 
-    A split copies a neuron and halves the fan-out of both; noise is added to the fan-in of one and subtracted from that
-    of the other. A new neuron has random fan-in and a small random fan-out. Gradients are first-order: they use the
-    gradient at the consumer's output without the candidates.
+    A split divides a neuron with fan-in w and fan-out v into two:
+
+    .. math:: \left(w + \delta, \tfrac12 v + u\right) \quad\text{and}\quad \left(w - \delta, \tfrac12 v - u\right)
+
+    with random noise :math:`\delta`, and u of a random direction. Without u, as in the paper, both halves get the same
+    gradients but for the effect of the noise, and stay alike for a long time, above all if the optimizer treats them
+    alike, as with ages. A new neuron has random fan-in and a small random fan-out. Gradients are first-order: they use
+    the gradient at the consumer's output without the candidates.
 
     Args:
         noise: norm of the noise and of the small fan-outs, relative to the mean norm of the present neurons.
         candidates: number of candidates in addition to the neurons to add, half of them splits; by default 1000, or
             100 for convolutions.
+        apart: norm of u, relative to that of v / 2; 0 as in the paper.
 
     Reference: Wu et al., "Firefly Neural Architecture Descent" (NeurIPS 2020).
     """
 
     noise: float = 1e-4
     candidates: int | None = None
+    apart: float = 1.0
     needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients", "trials"})
     changes_present_neurons: ClassVar[bool] = True
 
@@ -156,21 +165,32 @@ class Firefly(Initialization):
         splits = total // 2
         present, columns = layer.of_neurons(layer.producer), layer.of_neurons(layer.consumer)
         copied = torch.randint(layer.size, (splits,), generator=generator)
-        noise = torch.rand((splits, *present.shape[1:]), generator=generator).to(present) * 2 - 1
-        noise = scaled_like(noise, present) * self.noise
+        noise = scaled_like(_uniform(present, splits, generator), present) * self.noise
         fresh = layer.random_fan_in(total - splits, generator)
-        small = torch.rand((total - splits, *columns.shape[1:]), generator=generator).to(columns) * 2 - 1
-        small = scaled_like(small, columns) * self.noise
+        small = scaled_like(_uniform(columns, total - splits, generator), columns) * self.noise
         fan_in = torch.cat([present[copied] - noise, fresh])
-        fan_out = torch.cat([columns[copied] / 2, small])
+        fan_outs = {}
+        for axis in layer.width.consumers:
+            own = layer.of_neurons(axis)
+            new = small if axis == layer.consumer else own.new_zeros(total - splits, *own.shape[1:])
+            fan_outs[axis] = torch.cat([self._halves(own[copied], generator), new])
         sources = torch.cat([copied, torch.full((total - splits,), -1)])
         bias = fan_in.new_zeros(total, present.shape[1])
         for axis in layer.biases:
             bias[:splits] = layer.of_neurons(axis)[copied]
-        gradients = layer.trial_gradients(fan_in, fan_out, bias, sources)
+        gradients = layer.trial_gradients(fan_in, fan_outs[layer.consumer], bias, sources)
         scores = torch.cat([each.flatten(1) for each in gradients], 1).norm(dim=1)
-        chosen = self._choose(scores, sources, count)
-        return self._neurons(layer, fan_in, fan_out, noise, sources, chosen)
+        chosen = torch.tensor(self._choose(scores, sources, count))
+        return self._neurons(layer, fan_in, fan_outs, noise, sources, chosen)
+
+    def _halves(self, fan_outs: Tensor, generator: torch.Generator) -> Tensor:
+        """One half of each fan-out, v / 2 - u."""
+        if not self.apart:
+            return fan_outs / 2
+        u = _uniform(fan_outs, len(fan_outs), generator)
+        lengths = [each.flatten(1).norm(dim=1).reshape(-1, *[1] * (u.ndim - 1)) for each in (fan_outs, u)]
+        half: Tensor = (fan_outs - u * (self.apart * lengths[0] / lengths[1])) / 2
+        return half
 
     @staticmethod
     def _choose(scores: Tensor, sources: Tensor, count: int) -> list[int]:
@@ -187,29 +207,33 @@ class Firefly(Initialization):
 
     @staticmethod
     def _neurons(
-        layer: Layer, fan_in: Tensor, fan_out: Tensor, noise: Tensor, sources: Tensor, chosen: list[int]
+        layer: Layer, fan_in: Tensor, fan_outs: Mapping[Axis, Tensor], noise: Tensor, sources: Tensor, chosen: Tensor
     ) -> Neurons:
         source = sources[chosen]
         split = source >= 0
+        halved, own = source[split], chosen[split]
         values: dict[tuple[str, int], Tensor] = {}
         changes: dict[str, Tensor] = {}
         for axis in layer.width.axes:
-            present = layer.of_neurons(axis)
             if axis == layer.producer:
                 new = fan_in[chosen]
-                added = noise[torch.tensor(chosen)[split]]
-                changes[axis.tensor] = layer.change(axis, source[split], added)
+                changes[axis.tensor] = layer.change(axis, halved, noise[own])
             elif axis.role == "consumer":
-                new = fan_out[chosen] if axis == layer.consumer else present[source.clamp_min(0)] / 2
-                new = new * split.reshape(-1, *[1] * (new.ndim - 1)).to(new) if axis != layer.consumer else new
-                change = layer.change(axis, source[split], -present[source[split]] / 2)
+                new = fan_outs[axis][chosen]
+                change = layer.change(axis, halved, -fan_outs[axis][own])
                 changes[axis.tensor] = changes.get(axis.tensor, 0) + change
             else:
                 default = layer.default(axis, len(chosen))
-                copies = present[source.clamp_min(0)].to(default)
+                copies = layer.of_neurons(axis)[source.clamp_min(0)].to(default)
                 new = torch.where(split.reshape(-1, *[1] * (copies.ndim - 1)).to(copies.device), copies, default)
             values |= parameter_values(layer, axis, new)
         return Neurons(len(chosen), values, changes)
+
+
+def _uniform(like: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Vectors like those of a tensor (first axis), with entries from -1 to 1."""
+    noise: Tensor = torch.rand((count, *like.shape[1:]), generator=generator).to(like) * 2 - 1
+    return noise
 
 
 @dataclass(frozen=True)
@@ -263,8 +287,7 @@ class NeST(Initialization):
         total = candidate_count(self.candidates, layer) + count
         columns = layer.of_neurons(layer.consumer)
         fan_in = layer.random_fan_in(total, generator)
-        fan_out = torch.rand((total, *columns.shape[1:]), generator=generator).to(columns) * 2 - 1
-        fan_out = scaled_like(fan_out, columns)
+        fan_out = scaled_like(_uniform(columns, total, generator), columns)
         losses = []
         for index in range(total):
             one = slice(index, index + 1)
