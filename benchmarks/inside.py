@@ -3,10 +3,11 @@
     python -m benchmarks.inside [--task NAME ...] [--only NAME ...] [--ways NAME ...] [--seeds N] [--out DIR]
 
 Networks on digits, on MNIST and on a part of CIFAR-10 (a narrow VGG-11) grow in eight equal parts over the first 40 %
-of training, each by one initialization: as by default (`both`), without ages, without a margin, and with neither, as
-in the paper (`paper`). The trigger is a schedule, so that all networks of a task end with the same sizes. For
-comparison, static networks of the initial and of the final sizes. Printed are, half-way from the end of growth to the
-end of training and at the end, as means over seeds:
+of training, each by one initialization: as by default (`both`), without ages (`margin`), without a margin (`ages`), and
+with neither, as in the paper (`paper`). As in the experiments, without a margin Firefly and GradMax are those of the
+paper, too: equal halves of splits, and fan-ins of zero. The trigger is a schedule, so that all networks of a task end
+with the same sizes. For comparison, static networks of the initial and of the final sizes. Printed are, half-way from
+the end of growth to the end of training and at the end, as means over seeds:
 
 - acc, loss: accuracy and loss on the test samples;
 - twins: the share of neurons that have another one with a cosine of fan-ins above 0.99, in %;
@@ -87,8 +88,8 @@ def initializations(task: Task, way: str) -> dict[str, Initialization]:
         "need": how.Twins(),
         "north-select": how.Select(),
         "nest": how.NeST(candidates=task.candidates),
-        "gradmax": how.GradMax(),
-        "firefly": how.Firefly() if margin else how.Firefly(apart=0.0),
+        "gradmax": how.GradMax(pairs=margin),
+        "firefly": how.Firefly(apart=float(margin)),
     }
 
 

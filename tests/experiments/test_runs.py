@@ -194,6 +194,9 @@ def test_settings_reach_trigger_and_initialization() -> None:
     assert build_strategy(tiny(strategy="firefly", margin=False), 10).initialization == ng.initializations.Firefly(
         apart=0.0
     )
+    assert build_strategy(tiny(strategy="gradmax", margin=False), 10).initialization == ng.initializations.GradMax(
+        False
+    )
     scheduled = build_strategy(tiny(strategy="nest", schedule="batched"), 10)
     assert scheduled.trigger == ng.triggers.Batched(10, {"hidden1": 32, "hidden2": 32})
     assert scheduled.initialization == ng.initializations.NeST()

@@ -395,13 +395,14 @@ def test_a_resumed_run_is_bit_identical(name: str, network: str, with_example: b
     assert grower.history.observations == grower2.history.observations
 
 
-def test_a_state_of_a_firefly_with_equal_halves_goes_on_with_the_present_one() -> None:
+@pytest.mark.parametrize(("name", "since"), [("firefly", ", apart=1.0"), ("gradmax", "pairs=True")])
+def test_a_state_from_before_neurons_parted_goes_on_with_the_present_strategy(name: str, since: str) -> None:
     model = mlp(10, 6, 3)
-    grower = ng.Grower(model, adam(model), "firefly", example=torch.randn(2, 10))
+    grower = ng.Grower(model, adam(model), name, example=torch.randn(2, 10))
     state = grower.state_dict()
-    earlier = state["strategy"].replace(", apart=1.0", "")
+    earlier = state["strategy"].replace(since, "")
     assert earlier != state["strategy"]
-    _load(mlp(10, 6, 3), "firefly", {**state, "strategy": earlier})
+    _load(mlp(10, 6, 3), name, {**state, "strategy": earlier})
 
 
 def test_a_state_of_something_else_is_refused() -> None:

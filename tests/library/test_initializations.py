@@ -326,8 +326,9 @@ def test_gradmax_gets_the_largest_gradient_of_all_fan_outs_of_its_norm(name: str
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)
     x = torch.randn(shape)
-    layer = pass_and_layer(model, x, width, "gradmax")
-    neurons = how.GradMax()(layer, 1, torch.Generator())
+    gradmax = how.GradMax(pairs=False)
+    layer = pass_and_layer(model, x, width, gradmax)
+    neurons = gradmax(layer, 1, torch.Generator())
     copied = Copy(model, x, layer)
     best = gradient_norm(copied, neurons)
     key = layer.consumer.tensor, layer.consumer.axis
@@ -346,11 +347,79 @@ def test_gradmax_gets_the_largest_gradient_of_all_fan_outs_of_its_norm(name: str
     assert best > 1.05 * sorted(others)[len(others) // 2]
 
 
-def test_gradmax_gives_no_more_neurons_than_the_next_layer_has() -> None:
-    model, x = mlp(10, 7, 3), torch.randn(20, 10)
-    neurons = how.GradMax()(pass_and_layer(model, x, "0", "gradmax"), 5, torch.Generator())
-    assert neurons.count == 3
-    assert not neurons.values["0.weight", 0].any()
+@pytest.mark.parametrize(("pairs", "most"), [(False, 3), (True, 6)])
+def test_gradmax_gives_no_more_neurons_than_the_next_layer_has_fan_outs_for(pairs: bool, most: int) -> None:
+    model, x, gradmax = mlp(10, 7, 3), torch.randn(20, 10), how.GradMax(pairs)
+    neurons = gradmax(pass_and_layer(model, x, "0", gradmax), 9, torch.Generator())
+    assert neurons.count == most and neurons.why_fewer is not None
+    assert bool(neurons.values["0.weight", 0].any()) == pairs
+
+
+PAIRED = ["dense", "wide", "convolution", "convolution in front of dense", "residual branch", "residual stream"]
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+@pytest.mark.parametrize("name", PAIRED)
+def test_pairs_of_gradmax_have_opposite_fan_outs_which_are_those_of_the_paper(name: str, count: int) -> None:
+    make, shape, width, _ = NETWORKS[name]
+    torch.manual_seed(0)
+    model, x, gradmax = make(), torch.randn(shape), how.GradMax()
+    layer = pass_and_layer(model, x, width, gradmax)
+    one, rest, pairs = layer.consumer, layer.of_neurons(layer.consumer).shape[1:], count // 2
+
+    def fan_outs(neurons: how.Neurons) -> Tensor:
+        stacked = neurons.values[one.tensor, one.axis].movedim(one.axis, 0)
+        return stacked.reshape(neurons.count, *rest)
+
+    neurons = gradmax(layer, count, torch.Generator().manual_seed(0))
+    assert neurons.count == count
+    first, second, odd = fan_outs(neurons).split([pairs, pairs, count % 2])
+    assert torch.equal(first, -second) and not odd.any()
+    torch.testing.assert_close(first, fan_outs(how.GradMax(pairs=False)(layer, pairs or 1, torch.Generator()))[:pairs])
+    for axis in layer.width.producers:
+        fan_in = neurons.values[axis.tensor, axis.axis].movedim(axis.axis, 0)
+        assert torch.equal(fan_in[:pairs], fan_in[pairs : 2 * pairs])
+        assert fan_in.ndim == 1 or fan_in.flatten(1).any(1).all()
+
+
+@pytest.mark.parametrize("count", [4, 5])
+@pytest.mark.parametrize("name", PAIRED)
+def test_pairs_of_gradmax_keep_the_function_and_part_at_the_first_step(name: str, count: int) -> None:
+    make, shape, width, _ = NETWORKS[name]
+    torch.manual_seed(0)
+    model, x = make().double(), torch.randn(shape, dtype=torch.float64)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    strategy = ng.Strategy(lambda layer: count if layer.step == 5 else 0, "gradmax")
+    grower = ng.Grower(model, optimizer, strategy, example=x, include=[width])
+    for _ in range(4):
+        step(model, optimizer, x)
+        grower.step()
+    step(model, optimizer, x)
+    before = [output for mode in (True, False) for output in promises.outputs_of(model, x, training=mode)]
+    assert grower.step()
+    after = [output for mode in (True, False) for output in promises.outputs_of(model, x, training=mode)]
+    assert promises.difference(before, after) < 1e-10
+    step(model, optimizer, x)
+    (layer,) = grower.layers
+    first, second, _ = layer.weight.detach()[-count:].split([count // 2, count // 2, count % 2])
+    assert ((first - second).norm(dim=1) > 1e-3 * first.norm(dim=1)).all()
+
+
+def test_neurons_without_fan_in_may_never_fire_again_but_pairs_do() -> None:
+    """Where inputs are positive, a step turns a fan-in of zero to one side for all samples."""
+    dead = {}
+    for pairs in (False, True):
+        torch.manual_seed(0)
+        model, x = mlp(10, 8, 8), 1 + 0.1 * torch.rand(200, 10)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        strategy = ng.Strategy(lambda layer: 8 if layer.step == 1 else 0, how.GradMax(pairs))
+        grower = ng.Grower(model, optimizer, strategy, example=x)
+        for _ in range(3):
+            step(model, optimizer, x[torch.randperm(200)[:20]])
+            grower.step()
+        dead[pairs] = int((~(model[:2](x)[:, 8:] > 0).any(0)).sum())
+    assert dead[False] >= 2
+    assert dead[True] < dead[False]
 
 
 def _other_producer(layer: ng.Layer, index: int) -> tuple[Tensor, Tensor]:

@@ -231,8 +231,11 @@ def _configured(settings: Settings, trigger: Any, initialization: Any) -> tuple[
             trigger = replace(trigger, **{name: value})
         if value is not None and for_initialization:
             initialization = replace(initialization, **{name: value})
-    if not settings.margin and isinstance(initialization, ng.initializations.Firefly):
-        initialization = replace(initialization, apart=0.0)
+    if not settings.margin:  # as in the paper
+        if isinstance(initialization, ng.initializations.Firefly):
+            initialization = replace(initialization, apart=0.0)
+        elif isinstance(initialization, ng.initializations.GradMax):
+            initialization = replace(initialization, pairs=False)
     return trigger, initialization
 
 

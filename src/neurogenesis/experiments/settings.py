@@ -95,8 +95,8 @@ class Settings:
     too far, as in the paper."""
     margin: bool = True
     """Balance random fan-ins, and make them longer than those of the initial neurons by as much as one gradient step
-    can move them, and let the fan-outs of Firefly's halves differ. Without it, fan-ins are as long as those of present
-    neurons and halves have equal fan-outs, as in the paper."""
+    can move them; Firefly's halves have fan-outs that differ, and GradMax's neurons a fan-in. Without it, all that is
+    as in the paper: fan-ins as long as those of present neurons, equal halves, no fan-in."""
     prune: bool = False
     """Drop neurons that have died: on the latest samples they give the next layers a constant."""
     buffer: int = 128

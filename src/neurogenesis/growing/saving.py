@@ -32,8 +32,11 @@ _NEED_BEFORE = (
 )
 # Its new neurons had no fan-out then.
 _NEED_WITHOUT_TWINS = r"(Need\(.*\), initialization=)Random\(\)", r"\1Twins()"
-# Firefly, whose splits had equal fan-outs.
-_FIREFLY_BEFORE = r"(Firefly\(noise=[^,]*, candidates=\w*)\)", r"\1, apart=1.0)"
+# Firefly, whose splits had equal fan-outs, and GradMax, whose neurons had no fan-in.
+_BASELINES_BEFORE = (
+    (r"(Firefly\(noise=[^,]*, candidates=\w*)\)", r"\1, apart=1.0)"),
+    (r"GradMax\(\)", "GradMax(pairs=True)"),
+)
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,8 @@ class Growth:
 
 def check_strategy(saved: str, strategy: Strategy) -> None:
     """Raise ValueError if a state is of another strategy."""
-    known = re.sub(*_FIREFLY_BEFORE, re.sub(*_NEED_BEFORE, saved))
+    known = re.sub(*_NEED_BEFORE, saved)
+    for pattern, replacement in _BASELINES_BEFORE:
+        known = re.sub(pattern, replacement, known)
     if repr(strategy) not in (known, re.sub(*_NEED_WITHOUT_TWINS, known)):
         raise ValueError(f"the state is of another strategy: {saved}, not {strategy!r}")

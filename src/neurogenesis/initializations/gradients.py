@@ -19,15 +19,29 @@ from .base import Initialization, Neurons, candidate_count, parameter_values
 
 @dataclass(frozen=True)
 class GradMax(Initialization):
-    """Zero fan-in, and the fan-out for which the gradient of the fan-in weights (without biases) is largest.
+    r"""The fan-out v for which the gradient of the fan-in weights (without biases) is largest.
 
     The fan-outs are left singular vectors of the auxiliary gradient, at most as many as the next layer has neurons.
     With convolutions or norms the auxiliary gradient is measured in the network, with one trial neuron per entry of the
     fan-out, if the fan-out has at most 2,048 entries.
 
+    In the paper, fan-ins are zero. Behind a rectifier such a neuron is linear for a single step: where inputs are
+    positive, the step turns it to a side where it fires on all samples, or on none, and then it never learns again. In
+    networks without norms more than half of them die in this way. So new neurons are pairs of equal random fan-ins and
+    opposite fan-outs, as in `Twins`:
+
+    .. math:: \sigma(w \cdot x) v + \sigma(w \cdot x) (-v) = 0
+
+    The last of an odd number has no fan-out. Where a dropout lies between, pairs cancel out in evaluation, and on
+    average in training.
+
+    Args:
+        pairs: whether new neurons are pairs; otherwise their fan-ins are zero, as in the paper.
+
     Reference: Evci et al., "GradMax: Growing Neural Networks using Gradient Information" (ICLR 2022).
     """
 
+    pairs: bool = True
     needs: ClassVar[frozenset[Requirement]] = frozenset({"gradients"})
 
     def check(self, layer: Layer) -> None:
@@ -53,22 +67,34 @@ class GradMax(Initialization):
     def __call__(self, layer: Layer, count: int, generator: torch.Generator) -> Neurons:
         if not layer.has_gradients:
             return Neurons(0, why_fewer=_NO_GRADIENT)
-        vectors, singular = _left_singular_vectors(self._matrix(layer).double(), count)
+        wanted = -(-count // 2) if self.pairs else count  # of fan-outs
+        vectors, singular = _left_singular_vectors(self._matrix(layer).double(), wanted)
         useful = int((singular > _NOISE_LEVEL * singular[0]).sum()) if singular[0] > 0 else 0
         present = layer.of_neurons(layer.consumer)
         consumer_neurons = layer.tensor(layer.consumer).movedim(layer.consumer.axis, 0).shape[1]
-        limit = min(count, consumer_neurons, useful)
+        limit = min(wanted, consumer_neurons, useful)
+        number = min(count, 2 * limit) if self.pairs else limit
+        why = f"the auxiliary gradient has only {useful} directions, and the next layer {consumer_neurons} neurons"
+        why_fewer = why if number < count else None
+        if not number:
+            return Neurons(0, why_fewer=why_fewer)
         # A row of the matrix is one consumer neuron at one kernel position. Where a neuron has several columns of the
         # consumer, its fan-out is stored with the position first.
-        fan_out = vectors[:, :limit].T
-        fan_out = _as_fan_out(layer, fan_out, present)
-        values = parameter_values(layer, layer.consumer, scaled_like(fan_out, present)) if limit else {}
-        for axis in layer.width.producers:
-            zero = layer.tensor(axis).new_zeros(1)
-            shape = layer.of_neurons(axis).shape[1:]
-            values |= parameter_values(layer, axis, zero.expand(limit, *shape)) if limit else {}
-        why = f"the auxiliary gradient has only {useful} directions, and the next layer {consumer_neurons} neurons"
-        return Neurons(limit, values, why_fewer=why if limit < count else None)
+        fan_out = scaled_like(_as_fan_out(layer, vectors[:, :limit].T, present), present)
+        if self.pairs:
+            fan_out = torch.cat([fan_out[: number // 2], -fan_out[: number // 2], fan_out[:1] * 0])[:number]
+        values = parameter_values(layer, layer.consumer, fan_out)
+        for axis in layer.width.axes if self.pairs else layer.width.producers:
+            if axis.role != "consumer":
+                values |= parameter_values(layer, axis, self._values(layer, axis, number, generator))
+        return Neurons(number, values, why_fewer=why_fewer)
+
+    def _values(self, layer: Layer, axis: Axis, number: int, generator: torch.Generator) -> Tensor:
+        """Values of new neurons along an axis of the producers or in between."""
+        if not self.pairs:
+            return layer.tensor(axis).new_zeros(1).expand(number, *layer.of_neurons(axis).shape[1:])
+        new = layer.default(axis, -(-number // 2), generator)
+        return torch.cat([new[: number // 2], new])
 
     @staticmethod
     def _matrix(layer: Layer) -> Tensor:
