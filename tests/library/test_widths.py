@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import neurogenesis as ng
 from tests import cases
@@ -359,3 +360,33 @@ def test_a_compiled_model_is_seen_through() -> None:
     ng.grow(model, "0", 2)
     assert found["0"].size == 10
     torch.testing.assert_close(model(x), before)
+
+
+def test_channels_that_double_stage_by_stage_need_little_memory() -> None:
+    """Each stage's factor is a width of its own; to try all of them at once must not multiply a thousand times."""
+
+    class Stage(nn.Module):
+        def __init__(self, channels: int):
+            super().__init__()
+            self.spread = nn.Conv2d(channels, 2 * channels, 3, padding=1, groups=channels)
+            self.mix = nn.Conv2d(2 * channels, 2 * channels, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.spread(x)
+            return x + self.mix(x)
+
+    stages = [Stage(4 * 2**stage) for stage in range(5)]
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
+    longest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal longest
+            result = func(*args, **(kwargs or {}))
+            longest = max(longest, *result.shape) if isinstance(result, torch.Tensor) and result.dim() else longest
+            return result
+
+    with Watch():
+        widths = ng.widths(model, torch.randn(2, 3, 4, 4))
+    assert [width.size for width in widths.growable] == [4, 2, 2, 2, 2, 2]
+    assert longest < 32 * 128

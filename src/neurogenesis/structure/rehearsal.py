@@ -148,6 +148,10 @@ def _choose_amounts(structure: Structure, grown: Sequence[Atom]) -> dict[Atom, i
                 taken = {chosen[other] for other in atoms if other in chosen}
                 free = [amount for amount in _AMOUNTS if amount not in taken] or [_AMOUNTS[len(chosen) % len(_AMOUNTS)]]
                 chosen[atom] = free[0]
+    for term in dict.fromkeys(resolve(term) for terms in structure.axes.values() for term in terms):
+        after = {atom: atom.size + chosen[atom] for atom in leaves(term) if atom in grown}
+        if size(term, after) > _LONGEST * size(term):  # several small factors: channels that double stage by stage
+            chosen |= {atom: 1 for atom in after if atom.size <= _SMALL}
     # Add a sixteenth: code that rounds sizes, to multiples of 8 for example, must not round the growth away.
     copied = structure.compensations.copied_atoms
     amounts = {atom: atom.size if atom in copied else chosen[atom] + atom.size // 16 for atom in grown}
@@ -159,6 +163,8 @@ def _choose_amounts(structure: Structure, grown: Sequence[Atom]) -> dict[Atom, i
     return amounts
 
 
+_LONGEST = 16  # an axis that small factors make longer than this many times would take too much memory
+_SMALL = 4
 _AMOUNTS = (3, 7, 11, 5, 13, 9)  # odd and distinct, to avoid sizes that match by coincidence
 
 
