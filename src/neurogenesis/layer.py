@@ -17,7 +17,7 @@ from .candidates.chains import Chain
 from .candidates.grown import Candidates
 from .candidates.looks import Pass, Recorded
 from .candidates.regions import Region
-from .candidates.steps import Look, ready_recorded, windows_after
+from .candidates.steps import Look, ready_recorded, windows_after, with_kept
 from .candidates.trials import Trials
 from .candidates.weights import Weights, scaled_like, scaled_to
 from .candidates.windows import Statistics, Window
@@ -29,8 +29,10 @@ from .passes.processes import ALONE, Processes
 from .passes.records import ConsumerRecord, NotFinite, check_finite, input_scale
 from .passes.replay import ModelCall
 from .passes.routes import Route
+from .passes.samples import Samples
 from .passes.untrained import Untrained
 from .structure.axes import Axis
+from .structure.paths import tensor_at
 from .structure.widths import Width
 
 Requirement = Literal["activations", "gradients", "fan-out gradients", "trials"]  # of triggers and initializations
@@ -302,6 +304,24 @@ class Layer(Weights):
         """
         candidates = Candidates(fan_ins[0], biases, others=dict(zip(self.other_producers, fan_ins[1:], strict=True)))
         return self._trials.passes(candidates, self.records, self._shortcuts, self.now.samples, self.now.seed, later)
+
+    def with_kept_passes(self, window: Window, samples: Samples) -> Window | None:
+        """A window with the recorded passes, in which candidates are run later; None if more is to be done."""
+        fan_in, passes = window.fan_ins[0], []
+        if len(window.fan_ins) > 1:
+            return None
+        for record, chain, shapes in zip(self.records, self._chains, window.shapes, strict=True):
+            if chain is None or not record.pairs or record.route.side != "input" or record.stale:
+                return None
+            kinds = {(own.H_prev.dtype, own.H_prev.device) for own in record.pairs}
+            trained = tensor_at(self.model, record.route.consumer.tensor).requires_grad
+            if not trained or record.shapes != shapes or kinds != {(fan_in.dtype, fan_in.device)}:
+                return None
+            if not all(map(chain.runs_later, record.pairs)):
+                return None
+            passes.append([Recorded(own.H_prev, own.H, own.D, samples.of(own.call)) for own in record.pairs])
+        consumers = [record.route.place(self.model, record.route.consumer) for record in self.records]
+        return with_kept(window, consumers, passes)
 
     def run_candidates(self, window: Window, place: int, inputs: Tensor) -> Tensor:
         """What the candidates of a window add to the input of a consumer, given the first producer's inputs."""

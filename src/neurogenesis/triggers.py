@@ -23,6 +23,7 @@ from .layer import Layer, Requirement, after_step, stable_repr
 from .metrics import Metric
 from .passes.activations import Activations
 from .passes.records import NotFinite, check_finite
+from .passes.samples import Samples
 from .passes.untrained import Untrained
 from .structure.widths import ALL_KINDS, SINGLE, Kinds
 from .surgery.plan import Plan
@@ -90,6 +91,13 @@ class Trigger:
 
     def resized(self, layer: Layer, plans: Sequence[Plan]) -> None:
         """Adapt ``layer.memory`` to new shapes; called for each layer after any of them have grown."""
+
+    def keeps(self, layers: Sequence[Layer], samples: Samples) -> list[Decision] | None:
+        """Keep what the passes since the last step show, in ``layer.memory``, if nothing can be decided by it yet.
+
+        Returns decisions to add nothing; None if the trigger must be asked, as by default. There is a single process.
+        """
+        return None
 
     def saved(self, memory: Mapping[str, Any]) -> dict[str, Any]:
         """What is saved of a layer's memory: numbers, and containers of numbers and tensors; all of it by default."""
@@ -401,6 +409,27 @@ class Need(Trigger):
             layer.memory["most"] = most
             decided[layer] = self._decision(layer, *own, each)
         return [decided[layer] if layer in decided else Decision(0, *self._latest(layer)) for layer in layers]
+
+    def keeps(self, layers: Sequence[Layer], samples: Samples) -> list[Decision] | None:
+        windows, decisions = [], []
+        for layer in layers:
+            window = layer.memory.get("window")
+            if not isinstance(window, Window) or not window.looks or window.behind:
+                return None  # it begins
+            if window.looks + 1 >= self._planned(layer, window)[0]:
+                return None  # it ends
+            kept = layer.with_kept_passes(window, samples)
+            if kept is None:
+                return None
+            looks, interval = self._planned(layer, kept)
+            if kept.looks >= looks:
+                return None
+            windows.append(kept)
+            decisions.append(Decision(0, *self._latest(layer), wait=interval))
+        most = max(layer.memory.get("most", 0.0) for layer in layers)
+        for layer, window in zip(layers, windows, strict=True):
+            layer.memory.update(window=window, most=most)
+        return decisions
 
     @staticmethod
     def _latest(layer: Layer) -> tuple[float | None, float | None]:

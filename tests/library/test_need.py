@@ -25,7 +25,7 @@ from neurogenesis.candidates.rows import row_samples
 from neurogenesis.candidates.steps import after_look, record_waiting
 from neurogenesis.candidates.windows import Statistics, Window
 from neurogenesis.passes.processes import Processes
-from neurogenesis.passes.samples import FOLDS, folds, mixed
+from neurogenesis.passes.samples import FOLDS, Samples, folds, mixed
 from neurogenesis.surgery.planning import plan_neurons
 from tests.cases import CASES, Case
 from tests.growing import loss_of, mlp, small_vgg
@@ -685,6 +685,9 @@ class Forced(ng.triggers.Need):
         found = zip(super().decide(layers), grows, strict=True)
         return [replace(decision, count=2 if now else 0, wait=1) for decision, now in found]
 
+    def keeps(self, layers: Sequence[ng.Layer], samples: Samples) -> None:
+        """It decides at every step."""
+
 
 class Joined(nn.Module):
     def __init__(self) -> None:
@@ -964,6 +967,7 @@ def test_decisions_are_those_of_windows_in_which_nothing_is_put_off(
         if slow:
             monkeypatch.setattr("neurogenesis.candidates.steps.MOST_READY", 0)
             monkeypatch.setattr("neurogenesis.candidates.chains.FEW_INPUTS", 0)
+            monkeypatch.setattr(ng.triggers.Need, "keeps", ng.triggers.Trigger.keeps)
         torch.manual_seed(0)
         layers = nn.Linear(6, 3), activation(), nn.Linear(3, 3), activation(), nn.Linear(3, 3)
         grower = growing(25, nn.Sequential(*layers), batch)

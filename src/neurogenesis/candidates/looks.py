@@ -63,6 +63,9 @@ class Pass(NamedTuple):
         return self._replace(H=self.H.clone(), h=self.h.clone(), D=self.D.clone())
 
 
+_LARGEST = 1e18  # of norms: single precision has their squares
+
+
 class Recorded(NamedTuple):
     """A training pass of rows, as it was recorded: candidates are run later, from the first producer's input."""
 
@@ -79,7 +82,8 @@ class Recorded(NamedTuple):
     @property
     def finite(self) -> bool:
         """Whether all entries are finite, and small enough for sums of their products."""
-        return math.isfinite(float(sum_of([squared_norm(each) for each in (self.H_prev, self.H, self.D)])))
+        H_prev, H, D = (torch.linalg.vector_norm(each, dtype=wide(each)) for each in (self.H_prev, self.H, self.D))
+        return float(H_prev + H + D) < _LARGEST
 
     @property
     def numbers(self) -> int:

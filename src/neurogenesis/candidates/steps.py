@@ -68,6 +68,23 @@ def _windows_after(looks: Sequence[Look], processes: Processes) -> list[Window]:
     return [window.with_copies(old) for old, window in zip(before.values(), after, strict=True)]
 
 
+def with_kept(window: Window, consumers: Sequence[nn.Module], passes: Sequence[Sequence[Recorded]]) -> Window | None:
+    """A window of a single process with copies of the passes of a step, of which nothing is recorded yet.
+
+    None if something must be, or if they are not finite.
+    """
+    if not all(each.finite and each.H.numel() for own in passes for each in own):
+        return None
+    rows = [sum(len(each.H) for each in own) for own in passes]
+    items = [sum(each.items for each in own) for own in passes]
+    numbers = sum(each.numbers for own in passes for each in own)
+    copies = [[each.copied() for each in own] for own in passes]
+    window = replace(window, waiting=window.waiting.after(copies, rows, items, numbers))
+    if window.numbers > MOST_READY:
+        return None
+    return window.put_off if window.due(consumers, last=False) else window
+
+
 def ready_recorded(window: Window, consumers: Sequence[nn.Module], run: Run) -> Window:
     """The window after what is ready in it was recorded: all groups of steps at once, or one after the other."""
     if not window.ready:

@@ -345,7 +345,7 @@ class Grower:
         due = [layer for layer in self.layers if layer.name in names and not layer.full]
         if due or self._watching.dead is not None:
             self._looks.meet()
-        grown = self._looks.look(self.steps, due, closure) if due else []
+        grown = self._looks.look(self.steps, due, closure) if due and not self._looks.keep(self.steps, due) else []
         return grown + self._looks.drop_dead(self.steps)
 
     def _deepen(self) -> list[Event]:

@@ -115,6 +115,17 @@ class Looks:
                 stack.enter_context(layer.during(now))
             return self._decide_and_grow(step, watched, due)
 
+    def keep(self, step: int, due: Sequence[Layer]) -> bool:
+        """Keep the passes of a step at which the trigger decides nothing; False if it must be asked."""
+        if self._recorder.processes.count > 1 or self._recorder.taps.without_gradients:
+            return False
+        with internal_run(self.model):
+            decisions = self._strategy.trigger.keeps(due, self._recorder.samples)
+        for layer, own in zip(due, decisions or (), strict=decisions is not None):
+            self._history.observe(Observation(step, layer.name, layer.size, own.metric, own.threshold, own.count))
+            self._schedule.record_look(layer.name, step, self._strategy.trigger.patient, False, own.wait)
+        return decisions is not None
+
     def _check_records(self, due: Sequence[Layer]) -> None:
         if clear_stale(due):
             self._notices.warn(
