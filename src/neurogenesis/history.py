@@ -25,10 +25,9 @@ class Event:
     what: Literal["neurons", "blocks"] = "neurons"
 
     def __str__(self) -> str:
-        if self.what == "blocks":
-            return f"step {self.step}: blocks of {self.width} {self.before} -> {self.after}"
         why = "" if self.metric is None else f" ({self.metric:.4g} against {self.threshold:.4g})"
-        return f"step {self.step}: {self.width} {self.before} -> {self.after}{why}"
+        what = f"blocks of {self.width}" if self.what == "blocks" else self.width
+        return f"step {self.step}: {what} {self.before} -> {self.after}{why}"
 
 
 @dataclass(frozen=True)

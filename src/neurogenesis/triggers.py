@@ -475,9 +475,7 @@ class Need(Trigger):
         small, errors = min(1.0, layer.size * layer.features / _SMALL_SIZE), _ERRORS * found.error
         if layer.convolutional_network and small < 1:
             return max((4 * small - 1) / 3 * errors, small)
-        most: float = layer.memory["most"]
-        strength = _STRENGTH * min(small, _EARLY_STEPS / layer.step) / found.directions
-        return max(errors, min(strength, max(_PART_OF_MOST * most, (1 + small) * errors)), 1.0)
+        return needed_ratio(found, layer.step, layer.memory["most"], small)
 
     def _planned(self, layer: Layer, window: Window) -> tuple[int, int]:
         """The number of steps to look at in this window, and the interval between them."""
@@ -492,13 +490,8 @@ class Need(Trigger):
             window: what shows how large batches are.
             steps: the number of gradient steps up to the latest decision.
         """
-        length, end = min(self.window, max(_FIRST_WINDOW, steps)), max(_FIRST_WINDOW, 2 * steps)
-        enough = float(min(_ENOUGH_ITEMS, _EARLY_ITEMS * end))  # what is learned first is strong
-        if steps:  # in the first window, there is little to estimate the number of samples from
-            enough = min(enough, layer.training_samples)  # one that is seen twice says little more
-        wanted = math.ceil(enough * window.looks / window.items)
-        looks = min(max(wanted, _LEAST_LOOKS), _MOST_LOOKS, length)
-        return looks, length // looks
+        samples = layer.training_samples if steps else math.inf  # in the first window, little is known of it
+        return planned_looks(window.looks, window.items, steps, samples, self.window)
 
     def saved(self, memory: Mapping[str, Any]) -> dict[str, Any]:
         window = memory.get("window")
@@ -564,6 +557,37 @@ _PART_OF_MOST = 1 / 3  # of the largest ratio with what the present neurons expr
 _LEAST_PART = 1 / 16  # of the present neurons are added at least: small steps cost as much as large ones
 
 _LEAST_HEADS = 2  # would-be ones: each is a random pattern of attention
+
+
+def needed_ratio(found: Statistics, step: int, most: float, small: float = 1.0) -> float:
+    """The signal-to-noise ratio above which something is needed, as `Need` explains it.
+
+    Args:
+        found: what a window shows.
+        step: number of gradient steps.
+        most: the largest ratio of a whole gradient so far.
+        small: the size of what would grow, relative to 16 neurons, if it is smaller.
+    """
+    errors = _ERRORS * found.error
+    strength = _STRENGTH * min(small, _EARLY_STEPS / step) / found.directions
+    return max(errors, min(strength, max(_PART_OF_MOST * most, (1 + small) * errors)), 1.0)
+
+
+def planned_looks(looks: int, items: int, steps: int, samples: float, window: int = 48) -> tuple[int, int]:
+    """The number of steps to look at in the next window, and the interval between them.
+
+    Args:
+        looks: number of steps that were looked at in the latest window.
+        items: number of items of batches in these.
+        steps: number of gradient steps up to the latest decision.
+        samples: number of samples in the training set.
+        window: number of gradient steps in a window.
+    """
+    length, end = min(window, max(_FIRST_WINDOW, steps)), max(_FIRST_WINDOW, 2 * steps)
+    # What is learned first is strong, and a sample that is seen twice says little more.
+    enough = float(min(_ENOUGH_ITEMS, _EARLY_ITEMS * end, samples))
+    wanted = min(max(math.ceil(enough * looks / items), _LEAST_LOOKS), _MOST_LOOKS, length)
+    return wanted, length // wanted
 
 
 Size = int | float | str

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..passes.processes import Sums
+from .rows import Gain
 
 RIDGE = 1e-4  # of the mean variance of the inputs, some of which may be constant or dependent
 
@@ -65,10 +66,19 @@ class Products:
         return Products(self.centre[-1], self.count[-1], self.sums[-1], self.squares[-1])
 
 
+def fit_gains(count: float, H: Tensor, h: Tensor, squares: Tensor, products: Tensor) -> Tensor:
+    """Least-squares fits of h by a constant and H, channel by channel, given sums over rows: 2 x channels."""
+    variance = squares - H * H / count
+    slopes = (products - H * h / count) / (variance + RIDGE * variance.mean() + torch.finfo(torch.float32).tiny)
+    return torch.stack([(h - slopes * H) / count, slopes])
+
+
 def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor) -> Tensor:
     """Residual of candidates after a fit, in the layout of the consumer's input."""
     constant, slopes = coefficients[0], coefficients[1:]
     H, h = H.to(slopes.dtype), h.to(slopes.dtype)
+    if isinstance(consumer, Gain):
+        return h - constant - slopes[0] * H
     if not isinstance(consumer, _ConvNd):
         return h - torch.addmm(constant, H.flatten(0, -2), slopes).reshape(h.shape)
     h = h.reshape(-1, *h.shape[-len(consumer.kernel_size) - 1 :])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..passes.samples import FOLDS, folds
-from .rows import row_samples
+from .rows import Gain, row_samples
 
 MAX_PADDING = 2  # rows of folds that are padded to the same length, relative to all rows
 FEW_ROWS = 512  # in all folds: of more rows, a product per fold takes less time than padded ones at once
@@ -22,6 +22,10 @@ def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tens
     leading, rest = D.shape[:-dims], math.prod(D.shape[-dims + 1 :]) if dims > 1 else 1
     of_row = folds(row_samples(samples, leading, D.device))
     counts = torch.bincount(of_row, minlength=FOLDS)
+    if isinstance(consumer, Gain):
+        products = (inputs * D.repeat(*[1] * (D.ndim - 1), inputs.shape[-1] // D.shape[-1])).flatten(0, -2)
+        sums = products.new_zeros(FOLDS, products.shape[-1]).index_add_(0, of_row, products)
+        return sums[..., None], counts.double()
     order, sizes = of_row.argsort(), counts.tolist()
     padded = FOLDS * max(sizes)
     if (

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..passes.processes import Sums
-from .fits import Products, unexplained
+from .fits import Products, fit_gains, unexplained
 from .folds import fold_gradients
 from .looks import Pass, joined, sampled_rows
-from .rows import channel_dim, channel_sums, mean_squares, minus_means, squared_norm, sum_of
+from .rows import Gain, channel_dim, channel_sums, mean_squares, minus_means, squared_norm, sum_of, wide
 
 LEAST_ROWS = 2  # samples and positions of a fit, per input of the consumer
 ENOUGH_ROWS = 6  # per input: with fewer, a fit explains what it should not, so that steps wait for others
@@ -110,6 +110,8 @@ class Record:
             rows: number of rows of all processes.
             means: means of [H, h] over all processes.
         """
+        if isinstance(consumer, Gain):
+            return (yield from self._with_gains(passes, rows))
         inputs = passes[0].H.shape[channel_dim(consumer)]
         enough = ENOUGH_ROWS * inputs
         most = max(enough, MAX_ROWS)
@@ -125,6 +127,15 @@ class Record:
         if few or (self.coefficients is not None and NEW_ROWS * new_rows < float(products.count)):
             return replace(self, products=products, new_rows=new_rows)
         return replace(self, products=products, new_rows=0, coefficients=products.fit())
+
+    def _with_gains(self, passes: Sequence[Pass], rows: int) -> Sums[Record]:
+        """Fit each channel of a gain to the same channel of the present one."""
+        columns = []
+        for each in passes:
+            H, h = (own.flatten(0, -2).to(wide(own)) for own in (each.H, each.h))
+            columns.append(torch.stack([part.sum(0) for part in (H, h, H * H, H * h)]))
+        (sums,) = yield [sum_of(columns)]
+        return replace(self, coefficients=fit_gains(rows, *sums))
 
     @property
     def complete(self) -> bool:

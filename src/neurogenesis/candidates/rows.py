@@ -12,6 +12,10 @@ from torch.nn.modules.conv import _ConvNd
 from ..passes.samples import mixed
 
 
+class Gain(nn.Module):
+    """Stands for a gain per channel, as the consumer of what it scales; channels are the last axis."""
+
+
 def channel_dim(consumer: nn.Module) -> int:
     """The axis of channels in inputs and outputs, counted from the end."""
     return -len(consumer.kernel_size) - 1 if isinstance(consumer, _ConvNd) else -1

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from torch import nn
 
 from .flow import Call, Flow
 from .runs import Run
 
-Ends = tuple[int, int]  # the value that a block gets, and the one that it returns
+
+class Ends(NamedTuple):
+    """The argument by which a block gets a value, that value, and the one that it returns."""
+
+    place: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -88,11 +95,11 @@ def _of_one_shape(flow: Flow, run: Run, calls: Sequence[Sequence[tuple[Call, Cal
         first, last = own[0]
         known = places[number - 1] if number else places[0] if places else list(first.inputs)
         output = last.outputs[0] if last.outputs else None
-        fitting = [first.inputs[place] for place in known if place in first.inputs]
+        fitting = [(place, first.inputs[place]) for place in known if place in first.inputs]
         ends.append(
             tuple(
-                (value, output)
-                for value in fitting
+                Ends(place, value, output)
+                for place, value in fitting
                 if output is not None
                 and flow.values[value].tensor.is_floating_point()
                 and flow.values[value].tensor.shape == flow.values[output].tensor.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from ..structure.axes import named_tensors, unwrapped
 from ..structure.examples import Example, Examples, examples_in
 from ..structure.finding import check_supported
 from ..structure.modes import ordinary_tensors
-from .chains import Chain, chains, repeated
+from .chains import Chain, Ends, chains, repeated
 from .cloning import why_not_cloned
 from .counters import counters, indices
 from .flow import Flow, run
@@ -110,9 +111,13 @@ def _ends(model: nn.Module, parent: str, names: Sequence[str]) -> list[nn.Module
 
 
 def _stack(model: nn.Module, flow: Flow, chain: Chain) -> Stack:
-    own = tuple(_projections(flow, ends) for ends in chain.ends)
+    chosen = [_projections(flow, ends) for ends in chain.ends]
+    own = tuple(found for found, _ in chosen)
     parameters = tuple(_parameters(chain.run, model, number) for number in range(len(chain.run)))
     stack = Stack(chain.run.paths(0)[0], chain.run, parameters, own)
+    used = [ends for _, ends in chosen]
+    stack.entries = tuple(each.place for each in used)
+    stack.direct = all(one.end == other.start for one, other in pairwise(used))
     stack.unsuitable = _unsuitable(model, chain.run)
     stack.reason = stack.unsuitable or next((each.reason for each in own if not each), None)
     if stack.unsuitable is None:
@@ -122,9 +127,10 @@ def _stack(model: nn.Module, flow: Flow, chain: Chain) -> Stack:
     return stack
 
 
-def _projections(flow: Flow, ends: Sequence[tuple[int, int]]) -> Projections:
-    found = [projections(flow, start, end) for start, end in ends]
-    return next((each for each in found if each), found[0])
+def _projections(flow: Flow, ends: Sequence[Ends]) -> tuple[Projections, Ends]:
+    """The projections of a block, and the argument that they belong to."""
+    found = [(projections(flow, each.start, each.end), each) for each in ends]
+    return next((each for each in found if each[0]), found[0])
 
 
 def _parameters(run_: Run, model: nn.Module, number: int) -> int:

@@ -89,23 +89,31 @@ def _new_block(model: nn.Module, stack: Stack, source: int, how: How, generator:
 def make_identity(modules: Sequence[nn.Module], paths: Sequence[str], own: Projections) -> list[tuple[int, str, str]]:
     """Make modules the identity by the projections of their originals; returns what was made of which."""
     lines = []
-    for child, (module, path) in enumerate(zip(modules, paths, strict=True)):
-        for name, parameter in module.named_parameters():
-            full = joined(path, name)
-            if full in own.zero:
-                parameter.zero_()
-                lines.append((child, name, "0"))
-            elif full in own.identity:
-                _set_identity(parameter)
-                lines.append((child, name, "identity"))
+    for (child, name), value in identity_values(modules, paths, own).items():
+        modules[child].get_parameter(name).copy_(value)
+        lines.append((child, name, "identity" if joined(paths[child], name) in own.identity else "0"))
     return lines
 
 
-def _set_identity(matrix: Tensor) -> None:
+def identity_values(
+    modules: Sequence[nn.Module], paths: Sequence[str], own: Projections
+) -> dict[tuple[int, str], Tensor]:
+    """The values of parameters, by module and name, that make modules the identity."""
+    result = {}
+    for child, (module, path) in enumerate(zip(modules, paths, strict=True)):
+        for name, parameter in module.named_parameters():
+            if joined(path, name) in own.zero:
+                result[child, name] = torch.zeros_like(parameter)
+            elif joined(path, name) in own.identity:
+                result[child, name] = _identity(parameter)
+    return result
+
+
+def _identity(like: Tensor) -> Tensor:
+    matrix = torch.empty_like(like, requires_grad=False)
     if matrix.ndim == 2:
-        nn.init.eye_(matrix)
-    else:
-        nn.init.dirac_(matrix, groups=matrix.shape[0] // matrix.shape[1])
+        return nn.init.eye_(matrix)
+    return nn.init.dirac_(matrix, groups=matrix.shape[0] // matrix.shape[1])
 
 
 def _randomize(module: nn.Module, generator: torch.Generator | None) -> None:

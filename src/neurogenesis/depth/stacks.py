@@ -29,6 +29,8 @@ class Stack:
         counters: counts and lists in configs.
         reason: why no block can be added without a change of the outputs; None if one can.
         unsuitable: why no block can be added or removed at all; None if one can.
+        entries: of each block, the argument by which it gets what the one before it returns.
+        direct: whether it gets that as it is, and not a function of it.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Stack:
     counters: tuple[Counter, ...] = ()
     reason: str | None = None
     unsuitable: str | None = None
+    entries: tuple[str, ...] = ()
+    direct: bool = True
 
     def shared(self, model: nn.Module) -> list[Tensor]:
         """Parameters of blocks that other modules have, too; copies of blocks share them."""

@@ -1,13 +1,13 @@
-"""Blocks that are added while a model trains, at given steps."""
+"""Blocks that are added while a model trains: at given steps, or when they are needed."""
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -16,15 +16,20 @@ from ..depth.deepening import plan_deepening
 from ..depth.finding import known_stacks, stacks
 from ..depth.planning import How
 from ..depth.stacks import Stack
-from ..history import Event, History
+from ..history import Event, History, Observation
 from ..notices import Notices
+from ..passes.records import NotFinite
 from ..structure.examples import Example
 from ..structure.finding import last_widths
 from ..structure.widths import Widths
+from .asking import Answer, Question
+from .recording import Recorder
 from .schedule import Schedule
 from .settings import Settings
 from .trained import TrainedModel
 from .watching import Watching
+
+When = Literal["scheduled", "needed"]
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,17 @@ class Deepening:
     should not have decayed by then.
 
     Args:
-        blocks: the final number of blocks; or that after each of several times, in order.
-        at: when: gradient steps, or with `steps`, parts of training such as 0.5. At several times with one final
-            number, about as many blocks are added each time.
+        blocks: the final number of blocks; or that after each of several times, in order. The largest number, if blocks
+            are added when they are needed.
+        at: when: gradient steps, or with `steps`, parts of training such as 0.5, which is the default. At several times
+            with one final number, about as many blocks are added each time. If blocks are added when they are needed,
+            the time from which on they are asked for, by default from the first step.
         steps: total number of gradient steps in training.
         stack: the stack, as in `neurogenesis.stacks`; it need not be named if only one can deepen.
         how: "zero", "copy" or "random", as in `neurogenesis.deepen`.
         parameters: in place of `blocks`, the largest number of parameters of the model.
+        when: "scheduled"; or "needed": one block at a time, where the last projections of a would-be block would get a
+            lasting gradient, which those of its neighbour cannot express; see `neurogenesis.growing.asking`.
 
     Example:
         >>> import torch, neurogenesis as ng
@@ -58,26 +67,35 @@ class Deepening:
     """
 
     blocks: int | Sequence[int] | None = None
-    at: float | Sequence[float] = 0.5
+    at: float | Sequence[float] | None = None
     steps: int | None = None
     stack: str | None = None
     how: How = "zero"
     parameters: int | None = None
+    when: When = "scheduled"
 
     def __post_init__(self) -> None:
+        if self.when not in get_args(When):
+            raise ValueError(f"when: expected one of {', '.join(map(repr, get_args(When)))}, not {self.when!r}")
         if (self.blocks is None) == (self.parameters is None):
             raise ValueError("pass the final number of blocks, or of parameters: Deepening(6, at=1000)")
         times = list(self._times())
-        if not times or times != sorted(set(times)):
+        if times != sorted(set(times)) or not (times or self.when == "needed"):
             raise ValueError(f"at: expected increasing times, not {self.at!r}")
         counts = [] if self.blocks is None else [self.blocks] if isinstance(self.blocks, int) else list(self.blocks)
         if counts != sorted(counts) or any(each < 1 for each in counts):
             raise ValueError(f"blocks: expected increasing numbers, not {self.blocks!r}")
+        if self.when == "needed" and (len(counts) > 1 or len(times) > 1 or self.how != "zero"):
+            raise ValueError(
+                "when blocks are added as they are needed, pass their largest number, the time from which on they are "
+                "asked for, and how='zero', as the would-be blocks are: Deepening(6, when='needed')"
+            )
         if len(counts) > 1 and len(counts) != len(times):
             raise ValueError(f"{len(counts)} numbers of blocks for {len(times)} times: pass one for each, or the last")
 
     def _times(self) -> Iterator[int]:
-        for each in [self.at] if isinstance(self.at, (int, float)) else self.at:
+        at: float | Sequence[float] = ([] if self.when == "needed" else 0.5) if self.at is None else self.at
+        for each in [at] if isinstance(at, (int, float)) else at:
             if isinstance(each, int) and each > 0:
                 yield each
             elif isinstance(each, float) and 0 < each < 1 and self.steps is not None:
@@ -87,6 +105,11 @@ class Deepening:
                     "pass steps=, the number of gradient steps in training" if self.steps is None else "from 0 to 1"
                 )
                 raise ValueError(f"at: expected gradient steps or parts of training, not {each!r}: {remedy}")
+
+    @property
+    def first(self) -> int:
+        """The first step of the first time."""
+        return next(self._times(), 1)
 
     def hops(self, initial: int, final: int) -> dict[int, int]:
         """The number of blocks from each step on.
@@ -108,6 +131,7 @@ class Deepener:
         trained: the model.
         settings: the settings of the grower.
         schedule: when, and to how many blocks; None if no blocks are added.
+        recorder: knows the training passes.
         generator: source of random weights.
         notices: warnings.
     """
@@ -117,14 +141,20 @@ class Deepener:
         trained: TrainedModel,
         settings: Settings,
         schedule: Deepening | None,
+        recorder: Recorder,
         generator: torch.Generator,
         notices: Notices,
     ):
         self.model, self._trained, self._settings = trained.model, trained, settings
         self.schedule, self._generator, self._notices = schedule, generator, notices
+        self._question: Question | None = None
+        if schedule is not None and schedule.when == "needed":
+            self._question = Question(self.model, recorder, schedule.first, generator.initial_seed())
         self.stack: str | None = None
         self._parent = ""
         self.initial = 0  # number of blocks at first
+        self._final = 0  # largest number of blocks
+        self._found: Answer | None = None  # at this step
         self._hops: dict[int, int] = {}
         self._before: dict[nn.Module, str] = {}  # paths of modules before the latest blocks were added
 
@@ -136,9 +166,22 @@ class Deepener:
             found = stacks(self.model, list(examples))
         stack = _chosen(list(found), self.schedule)
         self.stack, self._parent, self.initial = stack.name, stack.run.parent, stack.blocks
-        self._hops = self._hops_of(self.schedule, stack)
+        self._final = self._final_of(self.schedule, stack)
+        self._hops = {} if self._question is not None else self.schedule.hops(self.initial, self._final)
+        self._ask(stack)
 
-    def _hops_of(self, schedule: Deepening, stack: Stack) -> dict[int, int]:
+    def _ask(self, stack: Stack) -> None:
+        """Ask about would-be blocks of a stack that may get more blocks."""
+        if self._question is None:
+            return
+        if stack.blocks >= self._final:
+            return self._question.stop()
+        try:
+            self._question.ask_about(stack)
+        except ValueError as error:
+            raise ValueError(f"depth: {stack.name} cannot be asked whether it needs more blocks: {error}") from error
+
+    def _final_of(self, schedule: Deepening, stack: Stack) -> int:
         final = schedule.blocks
         if final is None:
             assert schedule.parameters is not None
@@ -146,7 +189,7 @@ class Deepener:
         final = final if isinstance(final, int) else final[-1]
         if final < stack.blocks:
             raise ValueError(f"{stack.name} has {self.initial} blocks already, and is to have {final}")
-        return schedule.hops(self.initial, final)
+        return final
 
     def _affordable(self, stack: Stack, limit: int) -> int:
         return (limit - sum(own.numel() for own in self.model.parameters())) // max(1, max(stack.parameters))
@@ -154,7 +197,7 @@ class Deepener:
     def _allowed(self, stack: Stack) -> tuple[float, str]:
         """The number of blocks that the budget allows to add, and the limit that allows no more."""
         budget, known = self._settings.budget, last_widths(self.model)
-        found: list[tuple[float, str]] = [(math.inf, "")]
+        found: list[tuple[float, str]] = [(inf, "")]
         if budget.max_parameters is not None:
             allowed = self._affordable(stack, budget.max_parameters)
             found.append((max(0, allowed), f"max_parameters={budget.max_parameters}"))
@@ -168,19 +211,51 @@ class Deepener:
         return min(found)
 
     def next_step(self, step: int) -> float:
-        """The next step, after this one, at which blocks are added."""
-        return min((each for each in self._hops if each > step), default=float("inf"))
+        """The next step, after this one, at which there is something to do."""
+        looks = [] if self._question is None or not self._question.asking else [self._question.next_look]
+        return min(
+            [*(each for each in self._hops if each > step), *(max(each, step + 1) for each in looks)], default=inf
+        )
 
-    def deepen(self, step: int) -> list[Event]:
-        """Add the blocks that are due at a step; returns the event, if there is one."""
-        if self.schedule is None or self.stack is None or step not in self._hops:
+    def prepare(self, step: int) -> bool:
+        """Prepare for the passes of a step; returns whether they are looked at."""
+        return self._question is not None and self._question.prepare(step)
+
+    def ask(self, step: int) -> None:
+        """Look at would-be blocks after a gradient step, before widths grow."""
+        try:
+            self._found = None if self._question is None else self._question.look(step)
+        except NotFinite as error:
+            self._notices.warn(f"{error} are not finite: would-be blocks are not asked at such steps")
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        if self._question is not None:
+            self._question.stop()
+
+    def deepen(self, step: int, history: History) -> list[Event]:
+        """Add the blocks that are due or needed at a step; returns the event, if there is one."""
+        if self.schedule is None or self.stack is None:
             return []
-        started = time.perf_counter()
+        answer, self._found = self._found, None
+        if answer is None and step not in self._hops:
+            return []
         stack = self._present()
         if stack is None:
             self._notices.warn(f"{self.stack} does not deepen: its blocks are not alike any more")
             return []
-        count = self._hops[step] - max([self.initial, *(n for each, n in self._hops.items() if each < step)])
+        if answer is not None:
+            count = int(answer.needed)
+            seen = Observation(step, f"blocks of {stack.name}", stack.blocks, answer.ratio, answer.threshold, count)
+            history.observe(seen)
+        else:
+            count = self._hops[step] - max([self.initial, *(n for each, n in self._hops.items() if each < step)])
+        return self._add(step, stack, count, answer)
+
+    def _add(self, step: int, stack: Stack, count: int, answer: Answer | None) -> list[Event]:
+        """Add as many of some blocks as the budget allows."""
+        assert self.schedule is not None
+        started = time.perf_counter()
         allowed, limit = self._allowed(stack)
         if count > allowed:
             self._notices.warn(
@@ -188,14 +263,18 @@ class Deepener:
                 key=f"{stack.name} limit",
             )
             count = int(allowed)
+        if allowed < 1 and self._question is not None:
+            self._question.stop()
         if count < 1:
             return []
         self._before = {module: path for path, module in self.model.named_modules()}
-        plan = plan_deepening(self.model, stack, count, how=self.schedule.how, generator=self._generator)
+        places = None if answer is None else [answer.block] * count
+        plan = plan_deepening(self.model, stack, count, how=self.schedule.how, at=places, generator=self._generator)
         with self._trained.surgery() as surgery:
             surgery.apply(plan)
+        metric, threshold = (None, None) if answer is None else (answer.ratio, answer.threshold)
         seconds = time.perf_counter() - started
-        return [Event(step, stack.name, plan.before, plan.after, None, None, seconds, "blocks")]
+        return [Event(step, stack.name, plan.before, plan.after, metric, threshold, seconds, "blocks")]
 
     def follow(self, watching: Watching, schedule: Schedule, history: History) -> Widths:
         """Find the widths after blocks were added; what is known of those with other paths goes by their new names."""
@@ -203,7 +282,10 @@ class Deepener:
         names = moved_names(self._before, self.model, known)
         history.rename(names)
         schedule.rename(names)
-        return watching.find_again(names)
+        found = watching.find_again(names)
+        if self._question is not None and (stack := self._present()) is not None:
+            self._ask(stack)
+        return found
 
     def _present(self) -> Stack | None:
         """The stack as it is now; the largest in its place, if blocks have become different as widths grew."""
@@ -220,16 +302,26 @@ class Deepener:
             return self.schedule.stack or "blocks", 0, "before the first batch"
         stack = self._present()
         coming = self.next_step(step)
-        text = (
-            "at its final depth" if coming == float("inf") else f"{self._hops[int(coming)]} blocks from step {coming}"
-        )
+        if coming == inf:
+            text = "at its final depth"
+        elif self._question is None:
+            text = f"{self._hops[int(coming)]} blocks from step {coming}"
+        else:
+            text = f"at most {self._final} blocks, next look at step {coming}"
         return self.stack, 0 if stack is None else stack.blocks, text
 
     def state(self) -> dict[str, Any] | None:
         """What is needed to go on; None if no blocks are added."""
         if self.schedule is None:
             return None
-        return {"stack": self.stack, "parent": self._parent, "initial": self.initial, "hops": dict(self._hops)}
+        return {
+            "stack": self.stack,
+            "parent": self._parent,
+            "initial": self.initial,
+            "hops": dict(self._hops),
+            "final": self._final,
+            "question": None if self._question is None else self._question.state(),
+        }
 
     def load(self, state: Mapping[str, Any] | None) -> None:
         """Go on from a state, if there is one."""
@@ -237,6 +329,12 @@ class Deepener:
             return
         self.stack, self._parent, self.initial = state["stack"], state["parent"], state["initial"]
         self._hops = dict(state["hops"])
+        if self._question is not None and state.get("question") is not None:
+            self._final = state["final"]
+            stack = None if self.stack is None else self._present()
+            if stack is not None:
+                self._ask(stack)
+            self._question.load(state["question"])
 
 
 def _chosen(found: Sequence[Stack], schedule: Deepening) -> Stack:

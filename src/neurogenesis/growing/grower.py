@@ -146,7 +146,7 @@ class Grower:
             self._trained, self.settings, self._recorder, self._watching, self._schedule, self.history, self.generator,
             self._notices,
         )  # fmt: skip
-        self._deepener = Deepener(self._trained, self.settings, depth, self.generator, self._notices)
+        self._deepener = Deepener(self._trained, self.settings, depth, self._recorder, self.generator, self._notices)
         self._growth = Growth(
             self._trained, self.settings, self._recorder, self._watching, self._schedule, self._looks, self._deepener,
             self.generator, self.history, self._begin, self._watch_called,
@@ -283,8 +283,9 @@ class Grower:
         growable = {layer.name for layer in self.layers if not layer.full}
         names = self._schedule.due(self.steps + 1) & growable
         self._recorder.taps.want(names)
-        self._passes.recorded = bool(names) or self.settings.keep_inputs or unknown
-        self._passes.run_eagerly(bool(names) or grown or unknown)
+        looked_at = self._deepener.prepare(self.steps + 1) or bool(names)
+        self._passes.recorded = looked_at or self.settings.keep_inputs or unknown
+        self._passes.run_eagerly(looked_at or grown or unknown)
         # Before the next look, its passes are prepared.
         busy = grown or unknown or self._watching.may_change
         coming = min(self._schedule.next_look(growable), self._deepener.next_step(self.steps))
@@ -329,6 +330,7 @@ class Grower:
         else:
             self.steps += 1
             self._recorder.compute.settle(self._watching.structure)
+            self._deepener.ask(self.steps)
             if not self._watch_called():  # what was recorded at this step lacks the layers
                 events = self._look(closure)
             events += self._deepen()
@@ -350,7 +352,7 @@ class Grower:
 
     def _deepen(self) -> list[Event]:
         """Add blocks if it is time, and watch the widths in them."""
-        events = self._deepener.deepen(self.steps)
+        events = self._deepener.deepen(self.steps, self.history)
         if events:
             known = self._deepener.follow(self._watching, self._schedule, self.history)
             self.history.events += events
@@ -395,5 +397,6 @@ class Grower:
         self._passes.remove()
         self._recorder.remove()
         self._watching.late.remove()
+        self._deepener.remove()
         self._mismatch_note.remove()
         self._trained.leave_optimizers(keep_ages)

@@ -42,25 +42,30 @@ def overview(
     for layer in watched.layers:
         seen = history.latest.get(layer.name)
         maximum = "unlimited" if layer.maximum is None else str(layer.maximum)
-        metric, threshold = (None, None) if seen is None else (seen.metric, seen.threshold)
-        numbers = ["-" if number is None else f"{number:.4g}" for number in (metric, threshold)]
-        step = "-" if seen is None else str(seen.step)
         rows.append(
             (
                 layer.name,
                 str(layer.size),
                 maximum,
-                *numbers,
-                step,
+                *_measured(seen),
                 _state(strategy, layer, seen, next_looks.get(layer.name), missing.get(layer.name)),
             )
         )
     for name, why in watched.left_out.items():
         rows.append((name, str(watched.widths[name].size), *"----", f"does not grow: {why}"))
     if depth is not None:
-        rows.append((f"blocks of {depth[0]}", str(depth[1]), *["-"] * 4, depth[2]))
+        name = f"blocks of {depth[0]}"
+        rows.append((name, str(depth[1]), "-", *_measured(history.latest.get(name)), depth[2]))
     widths = table(("width", "size", "maximum", "measured", "threshold", "at step", ""), rows)
     return f"{widths}\n{in_flops(flops)} for a sample, {in_flops(training_flops)} of training so far"
+
+
+def _measured(seen: Observation | None) -> tuple[str, str, str]:
+    """The latest measurement, its threshold, and its step."""
+    if seen is None:
+        return "-", "-", "-"
+    metric, threshold = ("-" if each is None else f"{each:.4g}" for each in (seen.metric, seen.threshold))
+    return metric, threshold, str(seen.step)
 
 
 def in_flops(count: int) -> str:

@@ -84,6 +84,11 @@ class Recorder:
         self._call: ModelCall | None = None  # the latest pass that was recorded
         self._unseen = False  # whether the optimizer has stepped since the last call of `Grower.step`
 
+    @property
+    def call(self) -> ModelCall | None:
+        """The latest pass that was recorded."""
+        return self._call
+
     def call_of(self, args: Any, kwargs: Any) -> ModelCall:
         """The arguments of a pass that begins, copied if the model or the caller is known to overwrite them."""
         latest = self.buffer.latest or self._call
