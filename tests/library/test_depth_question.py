@@ -76,7 +76,7 @@ def check_against_deeper(model: nn.Module, name: str, example: Any, loss: Callab
     for would_be, seen in found:
         passes = seen.made.passes(would_be.projections, seen.gradient, samples)
         pairs = zip(would_be.projections, passes, strict=True)
-        own = {each: fold_gradients(each.place, *one[0][1:])[0] for each, one in pairs if one}
+        own = {each: fold_gradients(each.place, *one[0][1:4])[0] for each, one in pairs if one}
         assert own
         deeper = copy.deepcopy(model)
         ng.deepen(deeper, stack.name, 1, at=[seen.block], example=example)
