@@ -39,6 +39,13 @@ def t5() -> nn.Module:
     return transformers.T5ForConditionalGeneration(config)
 
 
+def modernbert() -> nn.Module:
+    """Its first block has no norm, so that it is not one of the others; a list in its config counts it, too."""
+    special = {f"{name}_token_id": number for number, name in enumerate(("pad", "bos", "eos", "cls", "sep"))}
+    config = transformers.ModernBertConfig(num_hidden_layers=4, local_attention=4, **_SIZES, **special)
+    return transformers.ModernBertForMaskedLM(config)
+
+
 MODELS = {
     "llama": (llama, "model.layers", {"self_attn.o_proj.weight", "mlp.down_proj.weight"}),
     "one llama": (lambda: llama(1), "model.layers", {"self_attn.o_proj.weight", "mlp.down_proj.weight"}),
@@ -57,6 +64,12 @@ MODELS = {
         "model.layers",
         {"self_attn.o_proj.weight", "mlp.down_proj.weight"},
     ),
+    "several lists": (
+        lambda: _of("SmolLM3", num_hidden_layers=3, num_key_value_heads=2, pad_token_id=0, **_SIZES),
+        "model.layers",
+        {"self_attn.o_proj.weight", "mlp.down_proj.weight"},
+    ),
+    "modernbert": (modernbert, "model.layers", {"attn.Wo.weight", "mlp.Wo.weight"}),
     "t5": (
         t5,
         "decoder.block",

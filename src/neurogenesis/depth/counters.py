@@ -24,7 +24,7 @@ class Counter:
     Args:
         module: path of the module that has the object.
         steps: attributes, keys and indices that lead to the place.
-        extra: the number in the place is the number of blocks plus this.
+        extra: the number in the place is the number of blocks plus this; or a list has so many entries before theirs.
     """
 
     module: str
@@ -154,8 +154,14 @@ def _counters_in(module: nn.Module, path: str, name: str, config: Any, run: Run)
     prefix = run.parent[len(path) :].lstrip(".")
     expected = _with_one_more(module, prefix, run)
     numbers = [(steps, value - count) for steps, value in _places(config) if type(value) is int and value in sizes]
-    lists = [(steps, 0) for steps, value in _places(config) if isinstance(value, list) and len(value) == count > 1]
-    several = [[each] for each in lists] + [lists] * (len(lists) > 1)
+    before = list(parent._modules).index(run.blocks[0][0]) // len(run.blocks[0])
+    lists = [
+        (steps, 0 if len(value) == count else before)
+        for steps, value in _places(config)
+        if isinstance(value, list) and len(value) in sizes and len(value) > 1
+    ]
+    # If several lists have an entry per block, all of them do, though making the module may need only one of them.
+    several = [lists] * (len(lists) > 1) + [[each] for each in lists]
     options = [[number, *more] for more in ([], *several) for number in numbers] + several  # no more than is needed
     with random_state_restored(module):
         for chosen in options:

@@ -162,13 +162,14 @@ class DepthPlan:
                     result.append(SetAttribute(module, name, getattr(module, name), first + number))
         for counter in self.counters:
             value = counter.get(model)
-            result.append(SetItem(counter.owner(model), counter.steps[-1], value, self._counted(value)))
+            result.append(SetItem(counter.owner(model), counter.steps[-1], value, self._counted(counter, value)))
         sources = [block.source for block in self.order]
         return [*result, NoteOrigins(model, self.run, sources), Outdate(model, self.stack)]
 
-    def _counted(self, value: int | list[object]) -> int | list[object]:
+    def _counted(self, counter: Counter, value: int | list[object]) -> int | list[object]:
         if isinstance(value, list):
-            return [value[block.source] for block in self.order]
+            own, behind = value[counter.extra : counter.extra + self.before], counter.extra + self.before
+            return [*value[: counter.extra], *(own[block.source] for block in self.order), *value[behind:]]
         return value + self.after - self.before
 
 
