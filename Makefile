@@ -31,7 +31,7 @@ zoo: .venv/test.installed  ## every width of every model of torchvision, a sampl
 	$(BIN)/python -m benchmarks.zoo
 
 bench: .venv/test.installed  ## what finding widths, growing, watching, selecting, compiling, several processes and the loop of the experiments cost, how new neurons fare, what growing costs on small tables, how need decides there, on other data and on dependent samples, and what sweeps on Ray cost
-	for name in surgery overhead selection loop compile ddp newborn fan_outs tables unseen dependent validation decisions deepening engine; do $(BIN)/python -W ignore -m benchmarks.$$name; done
+	for name in surgery overhead selection loop compile ddp newborn fan_outs tables unseen dependent validation decisions deepening depth_steps engine; do $(BIN)/python -W ignore -m benchmarks.$$name; done
 
 results: .venv/test.installed  ## every table and figure of README and docs that comes from the records in results/
 	$(BIN)/python -W ignore -m tools.results

@@ -17,6 +17,7 @@ from benchmarks import (
     decisions,
     deepening,
     dependent,
+    depth_steps,
     fan_outs,
     inside,
     newborn,
@@ -30,6 +31,7 @@ from benchmarks import (
 )
 from neurogenesis.experiments.data import load
 from neurogenesis.experiments.models import VGG11, vgg11
+from neurogenesis.experiments.presets import PRESETS
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -59,6 +61,15 @@ def test_deepening_can_be_timed() -> None:
     small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     found = deepening.medians(1, 2, **small)
     assert set(found) == set(deepening.PARTS) and min(found.values()) > 0
+
+
+def test_steps_are_timed_at_every_depth_and_after_growing() -> None:
+    settings: Any = PRESETS["gpt-stdlib"]
+    found = depth_steps.seconds(1, settings(length=8, batch=2, neurons=8, heads=1, stream=16))
+    assert {*map(str, depth_steps.DEPTHS), "3 to 6", "deepening 3 to 6"} <= found.keys() and min(found.values()) > 0
+    assert [row[0] for row in depth_steps.rows(found)] == [*map(str, depth_steps.DEPTHS), "3 to 6", "2 to 6", "2 to 4"]
+    same = dict.fromkeys(found, 1.0) | {name: 0.0 for name in found if name.startswith("deepening")}
+    assert {row[3] for row in depth_steps.rows(same)} == {"", "1.00"}
 
 
 def test_pruned_networks_have_the_same_sizes_and_folding_helps() -> None:

@@ -39,7 +39,9 @@ def test_a_network_with_the_loss_of_static_ones_of_more_compute_saves_the_differ
     assert found is not None
     assert found.saved == pytest.approx(0.5) and found.difference == pytest.approx(-0.25 * math.log(2))
     assert found.saved_error == pytest.approx(0, abs=1e-12) == found.difference_error  # seeds are paired
-    assert (found.seeds, found.bound) == (3, "")
+    assert (found.seeds, found.bound, found.dearer) == (3, "", False)
+    dearer = against(runs(9, 4100.0, 3000.0), STATIC, "gflops")
+    assert dearer is not None and dearer.dearer and dearer.difference == pytest.approx(0.25 * math.log(4 / 3))
     loses = against(runs(9, 3000.0, 1500.0), STATIC, "gflops")
     assert loses is not None and loses.saved == pytest.approx(-1.0)
 
@@ -98,11 +100,12 @@ def test_a_curve_that_is_not_monotone_is_reached_where_it_first_is_as_low() -> N
 def write(directory: Path, widths: dict[str, int], gflops: float, bits: float, **settings: Any) -> None:
     """The record of a run."""
     chosen = PRESETS["gpt-stdlib"](**settings)
-    blocks = {"blocks": chosen.initial} if chosen.strategy.startswith("deepen") else widths
-    parameters = sum(1000 * size if name == "blocks" else 2000 * size + 1 for name, size in widths.items())
+    start = {"blocks": chosen.initial} if chosen.strategy.startswith("deepen") else dict.fromkeys(widths, 1)
+    start = widths if chosen.static else start
+    parameters = sum(1000 * size if name == "blocks" else 1000 * size + 1 for name, size in widths.items())
     result = {"accuracy": 0.5, "test_loss": bits * math.log(2), "bits_per_character": bits, "parameters": parameters,
               "flops": parameters * 10, "training_flops": round(gflops * 1e9), "widths": widths,
-              "initial_widths": blocks, "steps": chosen.epochs * 100, "train_seconds": gflops}  # fmt: skip
+              "initial_widths": start, "steps": chosen.epochs * 100, "train_seconds": gflops}  # fmt: skip
     epoch = {"epoch": 1, "step": 100, "widths": widths, "train_seconds": gflops, "fastest_seconds": gflops / 100}
     path = directory / chosen.label
     path.mkdir(parents=True)
@@ -130,9 +133,9 @@ def test_the_report_prints_the_compute_that_growing_saves(tmp_path: Path) -> Non
         grown = {"strategy": "deepen-zero", "initial": 2, "medium": 4, "at": 0.25}
         write(tmp_path, {"blocks": 4}, 5100.0, loss_of(8000.0, seed, 0.1), seed=seed, **grown)
     out = tmp_path / "out"
-    written = report.write([tmp_path], out, ["md", "svg"])
+    written = report.write([tmp_path], out, ["md", "svg", "html"])
     (row,) = table((out / "gpt-stdlib.md").read_text(), "Compute saved at equal loss")
-    assert (row["blocks"], row["seeds compared"]) == ("2 to 4", "3")
+    assert (row["grows"], row["seeds compared"]) == ("blocks 2 to 4", "3")
     assert row["final size: compute saved, %"] == f"{100 * (1 - 5100 / 8000):.0f} ± 0"
     best = 1 - 5100 / (8000 * math.exp(-0.4))
     assert row["best static: compute saved, %"] == f"{100 * best:.0f} ± 0"
@@ -146,13 +149,13 @@ def test_the_report_compares_grown_widths_with_static_networks_of_the_same_size(
         for depth in (1, 2, 4):
             write(tmp_path, {"blocks": depth}, 2000.0 * depth, loss_of(1000.0 * depth, seed), strategy="static",
                   shape=str(depth), seed=seed)  # fmt: skip
-        widths = {"blocks.0.up": seed}  # a different shape for each seed
+        widths = {"blocks.0.up": 2 * seed}  # a different shape for each seed
         write(tmp_path, widths, 3000.0, loss_of(1000.0, seed), strategy="need", neurons=32, seed=seed)
         scratch = loss_of(1000.0, seed) - 0.125
         write(tmp_path, widths, 4000.0, scratch, strategy="static", shape_of="need", neurons=32, seed=seed)
-    report.write([tmp_path], tmp_path / "out", ["md"])
+    report.write([tmp_path], tmp_path / "out", ["md", "html"])
     (row,) = table((tmp_path / "out" / "gpt-stdlib.md").read_text(), "Against static networks of the same size")
-    assert (row["strategy"], row["blocks"]) == ("Need", "—")
+    assert (row["strategy"], row["grows"]) == ("Need", "neurons 1 to 2-6")
     assert row["minus its final shape from scratch"] == "+0.125 ± 0.000"
     sizes = [math.log(min(2 * seed, 4)) * 0.25 for seed in SEEDS]  # two, four and six thousand parameters, at most four
     assert float(row["minus static of the same parameters"].split(" ± ")[0]) == pytest.approx(sum(sizes) / 3, abs=1e-3)

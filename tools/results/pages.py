@@ -15,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from .against import against_table, verdicts_table
 from .claims import claims_table
 from .records import ROOT
-from .tables import deepening_table, digits_table, dynamic_table, pays_table, preset_table
+from .tables import (
+    deepening_saved_table,
+    deepening_static_table,
+    digits_table,
+    dynamic_table,
+    pays_table,
+    preset_table,
+)
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?P<start><!-- results: (?P<name>[\w -]+) -->\n).*?(?P<end>\n *<!-- end -->)", re.DOTALL)
@@ -23,7 +30,8 @@ TABLES = {
     "against": against_table,
     "against-verdicts": verdicts_table,
     "claims": claims_table,
-    "deepening": deepening_table,
+    "deepening-saved": deepening_saved_table,
+    "deepening-static": deepening_static_table,
     "digits": digits_table,
     "mnist-dynamic": dynamic_table,
     "mnist-preset": preset_table,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from neurogenesis.report.against_static import Quantity, Setting
+from neurogenesis.report.compute_tables import compute_tables
 from neurogenesis.report.numbers import plus_minus, signed
 from neurogenesis.report.sections import Configuration
 
@@ -17,7 +18,6 @@ _QUANTITIES: tuple[tuple[Quantity, str], ...] = (
     ("flops", "of the same FLOPs"),
     ("training_flops", "of the same training FLOPs"),
 )
-_DEEPENING_STEPS, _DEEPENING_DECAY = 2000, "final"
 
 
 def digits_table() -> list[Row]:
@@ -107,36 +107,20 @@ def _differences(setting: Setting, c: Configuration) -> Row:
     }
 
 
-def deepening_table() -> list[Row]:
-    """Bits per character and compute of static networks of every depth, and of networks to which blocks are added."""
-    configurations = sorted(section("deepening").finished, key=lambda c: (not c.static, _deepening_name(c)))
-    seeds = sorted({run.settings.seed for c in configurations for run in c.finished})
-    return [
-        {
-            "network": _deepening_name(c),
-            **{f"seed {seed}": _of_seed(c, seed) for seed in seeds},
-            "training, GFLOPs": f"{c.results['training_flops'].mean() / 1e9:,.0f}",
-        }
-        for c in configurations
-    ]
+def deepening_static_table() -> list[Row]:
+    """Bits per character of static networks of every depth, after trainings of several lengths."""
+    return _printed("deepening", "Static networks")
 
 
-def _deepening_name(c: Configuration) -> str:
-    """The depth at the end of a training; how it got there; and what is not usual about the training."""
-    settings, result = c.finished[0].settings, c.finished[0].result
-    assert result is not None
-    first, last = result.initial_widths["blocks"], result.widths["blocks"]
-    steps = "" if result.steps == _DEEPENING_STEPS else f", {result.steps:,} steps"
-    decay = "" if settings.decay == _DEEPENING_DECAY else f", {settings.decay} decay"
-    if c.static:
-        return f"{last} block{'' if last == 1 else 's'}{steps}{decay}"
-    hops = "" if settings.hops == 1 else f" in {settings.hops} hops"
-    return f"from {first} to {last} blocks at {settings.at:g} of the steps{hops}, `{settings.strategy}`{steps}{decay}"
+def deepening_saved_table() -> list[Row]:
+    """What networks to which blocks are added save, against static ones of the final depth and of the best."""
+    return _printed("deepening", "Compute saved at equal loss")
 
 
-def _of_seed(c: Configuration, seed: int) -> str:
-    found = c.results.loc[c.results["seed"] == seed, "bits_per_character"]
-    return f"{found.iloc[0]:.3f}" if len(found) else ""
+def _printed(study: str, title: str) -> list[Row]:
+    """A table of the report."""
+    (table,) = (each for each in compute_tables(section(study)) if each.title == title)
+    return [{name: cell.text for name, cell in zip(table.columns, row, strict=True)} for row in table.rows]
 
 
 def _widths(c: Configuration) -> Row:

@@ -18,11 +18,14 @@ import pandas as pd
 from ..experiments.presets import NAMES
 from ..experiments.record import Result
 from ..experiments.settings import DEEPENING, SHAPED
+from .names import is_shape
 from .runs import Run
 from .sections import Configuration
 from .speeds import undisturbed_seconds
 
 BITS, TEST_LOSS = "bits per character", "test loss"
+OF_DEPTH = (NAMES.initial, NAMES.medium, NAMES.maximum, NAMES.shape, NAMES.blocks, NAMES.initial_blocks)
+"""The settings that the number of blocks says."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,8 @@ class Against(NamedTuple):
     difference: float
     """Its loss minus that of static networks which take as much."""
     difference_error: float
+    dearer: bool
+    """Whether it takes more than the last network of the curve, whose loss then counts."""
     saved: float
     """The part that it takes less than static networks of its loss."""
     saved_error: float
@@ -92,7 +97,7 @@ def against(grown: pd.DataFrame, static: pd.DataFrame, amount: str) -> Against |
         return None
     pairs = static[static["seed"].isin(seeds)]
     members = front(pairs[pairs.groupby("configuration")["seed"].transform("nunique") == len(seeds)], amount)
-    differences, savings, bounds = [], [], set()
+    differences, savings, bounds, dearer = [], [], set(), False
     for seed in seeds:
         own = grown[grown["seed"] == seed].iloc[0]
         some = pairs[pairs["seed"] == seed].set_index("configuration").loc[members]
@@ -100,9 +105,18 @@ def against(grown: pd.DataFrame, static: pd.DataFrame, amount: str) -> Against |
         differences.append(own["loss"] - curve.loss_at(own[amount]))
         savings.append(1 - own[amount] / curve.amount_for(own["loss"]))
         bounds.add(curve.bound(own["loss"]))
+        dearer |= bool(own[amount] > curve.amounts[-1])
     lost, saved = pd.Series(differences), pd.Series(savings)
     bound = "≈" if {"≥", "≤"} <= bounds else max(bounds)
-    return Against(float(lost.mean()), float(lost.sem()), float(saved.mean()), float(saved.sem()), len(seeds), bound)
+    return Against(
+        difference=float(lost.mean()),
+        difference_error=float(lost.sem()),
+        dearer=dearer,
+        saved=float(saved.mean()),
+        saved_error=float(saved.sem()),
+        seeds=len(seeds),
+        bound=bound,
+    )
 
 
 def front(runs: pd.DataFrame, amount: str) -> list[int]:
@@ -146,6 +160,7 @@ def runs_by_compute(configurations: Sequence[Configuration]) -> pd.DataFrame:
             "decay": c.values.get(NAMES.decay, ""),
             "steps": run.result.steps,
             "blocks": blocks_of(run.result),
+            "line": c.label(without=[NAMES.epochs]),
             "label": _label(c, run),
             "seed": run.settings.seed,
             "loss": run.result.bits_per_character or run.result.test_loss,
@@ -173,11 +188,42 @@ def blocks_of(result: Result) -> str:
     return " to ".join(dict.fromkeys(numbers))
 
 
+_KINDS = {"query": "heads", "up": "neurons"}  # of the widths of a transformer, by the layer that makes them
+
+
+def growth_of(results: Sequence[Result]) -> str:
+    """What has grown in the runs of a network, from and to which sizes.
+
+    Example:
+        >>> widths = {"blocks.0.up": 40, "blocks.1.up": 64, "blocks.0.query": 4}
+        >>> initial = {"blocks.0.up": 32, "blocks.1.up": 32, "blocks.0.query": 4}
+        >>> growth_of([Result(accuracy=0.5, parameters=9, train_seconds=1, widths=widths, initial_widths=initial)])
+        'neurons 32 to 40-64'
+    """
+    ends: dict[str, list[tuple[int, int]]] = {}
+    for result in results:
+        for name, size in result.widths.items():
+            if size != result.initial_widths[name]:
+                last = name.rpartition(".")[-1]
+                ends.setdefault(_KINDS.get(last, last), []).append((result.initial_widths[name], size))
+    return ", ".join(
+        f"{kind} {' to '.join(_span(sizes) for sizes in zip(*both, strict=True))}" for kind, both in ends.items()
+    )
+
+
+def _span(sizes: Sequence[int]) -> str:
+    return "-".join(str(size) for size in dict.fromkeys((min(sizes), max(sizes))))
+
+
 def _label(c: Configuration, run: Run) -> str:
-    """A short name in a figure: the blocks and when they were added, or else what distinguishes the network."""
+    """A short name in a figure: the blocks, when they were added, or else what has grown."""
     assert run.result is not None
     blocks, settings = blocks_of(run.result), run.settings
+    if c.strategy == SHAPED:
+        return ", ".join(part for part in (blocks, c.label(without=[NAMES.epochs, *OF_DEPTH])) if part)
+    if is_shape(c.strategy):
+        return "from scratch"
     if settings.strategy not in DEEPENING:
-        return blocks or c.label()
+        return blocks or growth_of([other.result for other in c.finished if other.result is not None])
     hops = f" in {settings.hops} hops" if settings.hops > 1 else ""
     return f"{blocks} at {settings.at:g}{hops}"

@@ -23,8 +23,8 @@ _GFLOPS, _SECONDS = "training, GFLOPs", "training, s"
 _WIDTH, _HEIGHT = 460, 380
 _CHARACTER, _LINE = 5.4, 12  # pixels of a label
 _MARK = 7
-_ABOVE = 0.12  # of the losses of grown networks: how much of the axis is above them
-_GROUPS = ["configuration", "strategy", "static", "shaped", "variant", "decay", "blocks", "label"]
+_ABOVE = 0.3  # of the losses of grown networks: how much of the axis is above them
+_GROUPS = ["configuration", "strategy", "static", "shaped", "variant", "decay", "blocks", "line", "label"]
 
 
 class _Place(NamedTuple):
@@ -115,7 +115,7 @@ def _layers(drawing: Drawing, name: str, runs: pd.DataFrame, field: str, title: 
         if number in set(labels["place"])
     ]
     return [
-        line.encode(x=x, y=y, stroke=STROKE, detail=alt.Detail("blocks:N")),
+        line.encode(x=x, y=y, stroke=STROKE, detail=alt.Detail("line:N")),
         dotted.encode(x=x, y=y),
         bars.encode(x=x, y=alt.Y("low:Q", title=loss, scale=scale), y2="high:Q", stroke=STROKE),
         drawing.in_colors(points),
@@ -125,7 +125,7 @@ def _layers(drawing: Drawing, name: str, runs: pd.DataFrame, field: str, title: 
 
 def _domain(means: pd.DataFrame) -> tuple[float, float]:
     """The losses on the axis: all of networks that grow, and of static ones that are not much worse."""
-    grown = means[~means["static"]]
+    grown = means[~means["shaped"]]
     lowest, worst = means["low"].min(), (means if grown.empty else grown)["high"].max()
     room = _ABOVE * (worst - lowest)
     return lowest - room / 3, worst + room
@@ -152,9 +152,9 @@ def _placed(means: pd.DataFrame, field: str, ends: Sequence[float], domain: tupl
     )
     taken = [(x - _MARK, y - _MARK, x + _MARK, y + _MARK) for x, y in pixels[["x", "y"]].to_numpy()]
     taken += [(x - 1, top, x + 1, end) for x, top, end in pixels[["x", "top", "end"]].to_numpy()]
-    longest = means[means["shaped"]].sort_values(field).groupby("blocks").tail(1).index
+    longest = means[means["shaped"]].sort_values(field).groupby("line").tail(1).index
     places = {}
-    for index in [*longest, *means.index[~means["static"]]]:
+    for index in [*longest, *means.index[~means["shaped"]]]:
         x, y, text = pixels.loc[index, "x"], pixels.loc[index, "y"], str(means.loc[index, "label"])
         boxes = [_box(x, y, text, place) for place in _PLACES]
         hidden = [sum(_overlap(box, other) for other in taken) + _beyond(box) for box in boxes]
