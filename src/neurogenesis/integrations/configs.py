@@ -24,7 +24,7 @@ from ..structure.axes import Structure
 from ..structure.extensions import Operation, libraries_of, register
 from ..structure.finding import latest_structure
 from ..structure.kept import kept_of
-from ..structure.stored import Place
+from ..structure.known import Place
 
 Shapes = Mapping[str, tuple[int, ...]]
 Misfits = dict[str, tuple[Any, Any]]

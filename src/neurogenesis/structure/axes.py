@@ -18,12 +18,12 @@ from .compensations import Compensations
 from .edits import Average, Copies, Edit, Scale
 from .fills import COPY, MEAN, ONE, RANDOM, RMS, ZERO, FanIn, Fill, new_values
 from .flops import Work
-from .labels import Attribute, AttributeValue
+from .known import Place
+from .labels import Attribute, AttributeValue, Site
 from .paths import tensor_at
 from .reasons import Reason
 from .recurrent import Bound, bounds_of
 from .rules import Axes, Counted, Role
-from .stored import Place
 from .terms import (
     Atom,
     Sizes,
@@ -132,6 +132,8 @@ class Structure:
         self.given: dict[tuple[str, int], list[Given]] = {}
         self.behind_norm: dict[tuple[str, int], bool] = {}  # of consumers, whether all they read comes from a norm
         self.counted: list[tuple[Term, Counted]] = []  # axes that count something else than neurons
+        self.singles: dict[Site, Term] = {}  # axes of size 1 that reshapes add as factors
+        self.plain: frozenset[Site] = frozenset()  # where they are none
         self.work: Work | None = None  # of a forward pass on the first example
         # Axes of weights under weight norm: the axis that indexes the normalized slices, and the axes within a slice.
         self.normed_along: set[tuple[str, int]] = set()
@@ -158,6 +160,7 @@ class Structure:
         self.compensations.add(tracer.compensations)
         self._add_given(tracer.compensations, tensors)
         self.counted += tracer.counted
+        self.singles |= tracer.singles
         self.masks |= tracer.masks & self.buffers
         self.reads |= tracer.reads
         known = set(self.attributes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from .compensations import Compensation, Compensations, NewEntries
 from .examples import tensors_in
 from .fills import COPY, MEAN, ZERO, Fill
-from .labels import Attribute, Frame, Label, Norm, NormRecord, RoleRecord, rigid
+from .known import Wanted, wanted
+from .labels import Attribute, Frame, Label, Norm, NormRecord, RoleRecord, Site, rigid
 from .reasons import Kind, Reason
 from .rules import Axes, Counted, Role
+from .stored import Sources
 from .terms import Conflict, Product, Term, fix, resolve, shares, size, unify
 
 
@@ -29,6 +31,9 @@ class Trace(Protocol):
     copies: list[Term]
     attributes: list[Attribute]
     compensations: Compensations
+    sources: Sources
+    singles: dict[Site, Term]
+    plain: Set[Site]
 
     @property
     def frames(self) -> Sequence[Frame]: ...
@@ -54,6 +59,23 @@ class OperationCall:
         self.recorded: list[RoleRecord] = []
         self.reduction: Norm | None = None
         self.completed: list[Norm] = []
+
+    @property
+    def batched(self) -> bool:
+        return self._trace.sources.batched
+
+    def wanted(self) -> list[Wanted]:
+        return wanted(self.outputs[0].shape, self._trace.sources.given)
+
+    def _site(self, axis: int) -> Site:
+        frame = self._trace.frames[-1]
+        return frame.path, frame.operations, axis
+
+    def may_add_single(self, axis: int) -> bool:
+        return self._site(axis) not in self._trace.plain
+
+    def added_single(self, axis: int, term: Term) -> None:
+        self._trace.singles[self._site(axis)] = term
 
     def tensors(self) -> list[Tensor]:
         return self._inputs

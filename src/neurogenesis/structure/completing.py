@@ -91,7 +91,7 @@ def _copied(known: Structure, model: nn.Module, sizes: Mapping[Atom, int]) -> tu
     }
     copy = Structure(model, axes)
     copy.unused, copy.not_called, copy.by_values = known.unused, known.not_called, known.by_values
-    copy.reads = set(known.reads)
+    copy.reads, copy.plain = set(known.reads), known.plain
     copy.masks, copy.both_ways = set(known.masks), set(known.both_ways)
     copy.normed_along, copy.normed_across = set(known.normed_along), set(known.normed_across)
     copy.roles = {place: role for place, role in known.roles.items() if place[0] not in known.unused}
@@ -113,7 +113,8 @@ def _copied_term(term: Term, sizes: Mapping[Atom, int], atoms: dict[Atom, Atom])
     if isinstance(term, Atom):
         if term not in atoms:
             reasons = [reason for reason in term.fixed if reason.kind not in _FOUND_AGAIN]
-            atoms[term] = Atom(size(term, sizes), fixed=reasons)
+            beside = None if term.beside is None else _copied_term(term.beside, sizes, atoms)
+            atoms[term] = Atom(size(term, sizes), fixed=reasons, beside=beside, own=term.own)
         return atoms[term]
     if isinstance(term, Product):
         return product(_copied_term(each, sizes, atoms) for each in term.factors)

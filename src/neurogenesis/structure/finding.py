@@ -17,6 +17,7 @@ from .axes import Structure, layer_of, named_tensors, unwrapped
 from .examples import Example, Examples, examples_in
 from .extensions import extensions
 from .kept import kept_of
+from .labels import Site
 from .limits import fix_by_role, fix_parametrized, fix_shared, hold_unused, tie_widths
 from .modes import ordinary_tensors
 from .outputs import named_outputs
@@ -62,6 +63,9 @@ def find_widths(
 ) -> Widths:
     """The widths of a model.
 
+    Axes of size 1 that reshapes add are factors of others, if they turn out to count heads that can grow. Where they do
+    not, the model is traced once more without them, as they might hide what else can grow.
+
     Args:
         model: the model.
         examples: its inputs.
@@ -69,10 +73,34 @@ def find_widths(
         tensors: run the model with these in place of its parameters and buffers; they may have other shapes.
         known: the structure found with earlier examples, which is extended.
     """
+    found = _find(model, examples, tie, tensors, known)
+    structure = found.structure
+    singles = {site: next(leaves(term)) for site, term in structure.singles.items()}
+    others = {site for site, atom in singles.items() if structure.counts.get(atom) != "heads"}  # such as windows
+    plain = others | {site for site, atom in singles.items() if atom.fixed}
+    if known is not None or not plain:
+        return found
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which the first trace has given
+        again = _find(model, examples, tie, tensors, plain=frozenset(plain))
+    spurious = {singles[site] for site in others if not singles[site].fixed}
+    gained = len(again.growable) - (len(found.growable) - len(spurious))
+    return again if gained > 0 or (spurious and gained == 0) else found
+
+
+def _find(
+    model: nn.Module,
+    examples: Sequence[Example],
+    tie: Sequence[str | Sequence[str]] = (),
+    tensors: Mapping[str, Tensor] | None = None,
+    known: Structure | None = None,
+    plain: frozenset[Site] = frozenset(),
+) -> Widths:
     tensors = named_tensors(model) if tensors is None else tensors
     check_supported(model, tensors)
     parameters = dict(model.named_parameters())
-    structure = known or Structure(model, {name: [Atom(n) for n in own.shape] for name, own in tensors.items()})
+    structure = known or Structure(model, _own_axes(tensors, parameters))
+    structure.plain |= plain
     axes = structure.axes
     perturb = partial(perturbed, tensors, parameters)
     operations: dict[Any, list[tuple[str, Axes]]] = {}
@@ -86,7 +114,7 @@ def find_widths(
             base = perturb(noisy)
         run = Run(number, training, noisy)
         copies = with_copied_buffers(base, parameters)
-        tracer = Tracer(model, copies, axes, strict=False)
+        tracer = Tracer(model, copies, axes, strict=False, plain=structure.plain)
         try:
             named = named_outputs(model, trace(model, examples[number], tracer, copies, training))
             outputs[run] = [tensor for _, tensor in named]
@@ -130,6 +158,10 @@ def find_widths(
     return Widths(_named_widths(structure), structure)
 
 
+def _own_axes(tensors: Mapping[str, Tensor], parameters: Container[str]) -> dict[str, Axes]:
+    return {name: [Atom(length, own=name in parameters) for length in own.shape] for name, own in tensors.items()}
+
+
 def _note_unused(
     structure: Structure,
     model: nn.Module,
@@ -169,7 +201,7 @@ def publish(found: Widths, model: nn.Module) -> Widths:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
+    warnings.warn(message, stacklevel=5)
 
 
 def last_widths(model: nn.Module) -> Widths | None:

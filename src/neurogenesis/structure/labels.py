@@ -13,6 +13,7 @@ from .reasons import Reason
 from .rules import Axes, Role
 from .terms import Atom, Sizes, Term, leaves, size
 
+Site = tuple[str, int, int]  # of an axis that a reshape adds: path of the module, number of the operation there, axis
 AttributeValue = float | tuple[int, ...] | None  # of an attribute that depends on sizes
 
 

@@ -44,11 +44,21 @@ class Conflict(Exception):
 
 @dataclass(eq=False)
 class Atom:
-    """An independent size. `fixed` lists the reasons why it cannot change; a rigid atom cannot be refined."""
+    """An independent size.
+
+    Args:
+        size: the number of positions.
+        rigid: whether it cannot be refined.
+        fixed: the reasons why it cannot change.
+        beside: the axis beside which it is a factor even if it is 1, such as the number of heads, if there is one.
+        own: whether it is the size of a parameter's axis, which is one of heads, if it is 1, where heads meet it.
+    """
 
     size: int
     rigid: bool = False
     fixed: list[Reason] = field(default_factory=list)
+    beside: Term | None = None
+    own: bool = False
     bound: Term | None = None
     id: int = field(default_factory=lambda: next(_ids))
 
@@ -95,11 +105,11 @@ def resolve(term: Term) -> Term:
 
 
 def product(terms: Iterable[Term]) -> Term:
-    """Merge axes into one, outermost first. Factors of size 1 are dropped and become fixed."""
+    """Merge axes into one, outermost first. Factors of size 1 are dropped and become fixed, unless they are single."""
     factors: list[Term] = []
     ones: list[Term] = []
     for term in map(resolve, terms):
-        if size(term) == 1:
+        if size(term) == 1 and not is_single(term):
             ones.append(term)
         else:
             factors.extend(term.factors if isinstance(term, Product) else [term])
@@ -245,7 +255,12 @@ def _first_part(term: Term) -> Term:
 
 def _unify_factors(a: list[Term], b: list[Term]) -> None:
     while a and b:
+        if 1 in (len(a), len(b)) and any(map(is_single, (*a[:-1], *b[:-1]))):
+            unify(product(a), product(b))
+            return
         last_a, last_b = a.pop(), b.pop()
+        if is_single(last_a) != is_single(last_b):
+            raise Conflict(product([*a, last_a]), product([*b, last_b]))
         if size(last_a) > size(last_b):
             outer, last_a = factor(last_a, size(last_b))
             a.append(outer)
@@ -260,7 +275,83 @@ def _bind(atom: Atom, term: Term) -> None:
         raise Conflict(atom, term)
     for reason in atom.fixed:
         fix(term, reason)
+    if isinstance(term, Atom):
+        term.beside, term.own = term.beside or atom.beside, term.own or atom.own
     atom.bound = term
+
+
+def is_single(term: Term) -> bool:
+    """Whether an axis is a factor of another one although it is 1, such as the number of heads of a single head."""
+    term = resolve(term)
+    return isinstance(term, Atom) and term.beside is not None and term.size == 1
+
+
+def with_singles_apart(term: Term) -> list[Term]:
+    """The factors of an axis, outermost first, with single ones on their own."""
+    term = resolve(term)
+    if not isinstance(term, Product) or not any(map(is_single, term.factors)):
+        return [term]
+    result: list[Term] = []
+    for each in term.factors:
+        if is_single(each) or not result or is_single(result[-1]):
+            result.append(each)
+        else:
+            result[-1] = product([result[-1], each])
+    return result
+
+
+def without(term: Term, other: Term) -> Term | None:
+    """What is left of merged axes without the outermost one, or without the innermost one; None if it is neither."""
+    whole, part = _factors(term), _factors(other)
+    n = len(part)
+    if n >= len(whole):
+        return None
+    if whole[:n] == part:
+        return product(whole[n:])
+    return product(whole[:-n]) if whole[-n:] == part else None
+
+
+def _factors(term: Term) -> list[Term]:
+    term = resolve(term)
+    return list(term.factors) if isinstance(term, Product) else [term]
+
+
+def take_single(term: Term, inner: bool = False) -> tuple[Term, Term] | None:
+    """Take a factor of size 1 out of an axis, as its outermost factor or as its innermost one.
+
+    Returns the factor and the rest; None if that is not possible, or if the axis is fixed.
+    """
+    term = resolve(term)
+    if not _has_room(term, inner):
+        return None
+    if isinstance(term, Atom):
+        rest = Atom(term.size)
+        single = Atom(1, beside=rest)
+        _bind(term, Product((rest, single) if inner else (single, rest)))
+        return single, rest
+    if isinstance(term, Product):
+        *outer, last = term.factors if inner else term.factors[::-1]
+        if is_single(last):
+            return last, product(outer if inner else outer[::-1])
+        taken = take_single(last, inner)
+        assert taken is not None
+        return taken[0], product([*outer, taken[1]] if inner else [taken[1], *outer[::-1]])
+    pieces = [take_single(part, inner) for part in term.parts]
+    taken_of_all = [piece for piece in pieces if piece is not None]
+    for piece in taken_of_all[1:]:
+        unify(taken_of_all[0][0], piece[0])
+    return taken_of_all[0][0], concatenation(rest for _, rest in taken_of_all)
+
+
+def _has_room(term: Term, inner: bool) -> bool:
+    """Whether a factor can be taken out of an axis, on its inner or its outer side."""
+    term = resolve(term)
+    if isinstance(term, Atom):
+        return not term.rigid and term.size > 1 and not term.fixed
+    if isinstance(term, Product):
+        side = term.factors[-1 if inner else 0]
+        return is_single(side) or _has_room(side, inner)
+    return all(_has_room(part, inner) for part in term.parts)
 
 
 def owners(term: Term, atom: Atom, sizes: Sizes | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,8 @@ from .compensations import Compensations
 from .derived import derived
 from .examples import Example, call_model, copied_example, tensors_in
 from .flops import Hidden, Work, is_counted, multiplications, operations_of
-from .labels import Attribute, Frame, Label, Norm, NormRecord, RoleRecord, rigid
+from .known import Place
+from .labels import Attribute, Frame, Label, Norm, NormRecord, RoleRecord, Site, rigid
 from .norms import mark_read, output_of
 from .randomness import constant_randomness
 from .reasons import Kind, Reason
@@ -41,8 +42,9 @@ from .rules import Axes, Counted, RuleError, unknown
 from .rules.base import checked, rule_for
 from .rules.registered import is_registered, module_rule
 from .running import internal_run, note_constant_calls, preserved
-from .stored import Place, SizeWatch, Sources, store
+from .stored import Sources, store
 from .terms import Atom, Conflict, Term, fix, size
+from .watching_sizes import SizeWatch
 
 
 class Rejected(Exception):
@@ -65,8 +67,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     fails, it raises `Rejected` with the atoms to blame.
     """
 
-    def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor], axes: dict[str, Axes], strict: bool):
+    def __init__(
+        self,
+        model: nn.Module,
+        tensors: Mapping[str, Tensor],
+        axes: dict[str, Axes],
+        strict: bool,
+        plain: Set[Site] = frozenset(),
+    ):
         super().__init__()  # type: ignore[no-untyped-call]
+        self.plain = plain  # places where axes of size 1 are no factors
+        self.singles: dict[Site, Term] = {}  # those that are
         self.paths = {module: path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.strict = strict
@@ -96,7 +107,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.masks: set[str] = set()  # tensors that weights are multiplied by elementwise
         self.operations: dict[tuple[type, int], list[tuple[str, Axes]]] = {}
         self.work: Work | None = None  # of the run
-        self.sources = Sources(self.axes_of, self.attributes, self.reads)
+        self.sources = Sources(
+            self.axes_of, self.attributes, self.reads, self.relabel, lambda term: self.counted.append((term, "heads"))
+        )
         self._present: dict[int, Label] = {}  # of the inputs of the running operation, which are looked up often
         self._constant_calls: Counter[nn.Module] = Counter()
         self._reached: set[nn.Module] = set()  # modules whose input has depended on the model's input
@@ -255,6 +268,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if id(tensor) in self.own:
             return self.own[id(tensor)].axes
         return self.label(tensor).axes if tensor in self.labels else None
+
+    def relabel(self, tensor: Tensor, axes: Axes) -> None:
+        """Give a tensor that has been labeled other axes."""
+        if id(tensor) not in self.own and tensor in self.labels:
+            self.labels[tensor] = replace(self.labels[tensor], axes=axes)
 
     def settle(self) -> None:
         """Fix the axes of what looked like a norm and is none, unless copies keep means; complete the attributes."""

@@ -10,7 +10,7 @@ Pointwise operations need no rule: torch tags them. Users can register rules for
 
 from ..fills import COPY, MEAN, ONE, RANDOM, ZERO, Fill
 from ..terms import concatenation, product, size
-from . import across, contractions, lookups, shapes  # noqa: F401  they register the rules of torch's operations
+from . import across, contractions, lookups, reshapes, shapes  # noqa: F401  they register the rules of torch's operations
 from .base import elementwise, fresh, unknown
 from .call import Axes, Call, Counted, Role, Rule
 from .registered import ModuleRule, RuleError, forget, module, operation

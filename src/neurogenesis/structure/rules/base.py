@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..fills import MEAN, SHIFT
 from ..reasons import Kind
-from ..terms import Atom, Conflict, Term, factor, size, split
+from ..terms import Atom, Conflict, Term, factor, is_single, resolve, size, split
 from .call import Axes, Call, Rule
 from .registered import operation_rule
 
@@ -123,7 +123,7 @@ def broadcast(call: Call, tensors: Sequence[Tensor]) -> Axes:
             for term in terms:
                 if size(term) == 1:
                     call.fix(term, "a single neuron broadcast over others")
-        terms = wide or terms
+        terms = wide or alike(terms)
         for term in terms[1:]:
             call.unify(terms[0], term)
         result.append(terms[0] if terms else Atom(1))
@@ -133,6 +133,13 @@ def broadcast(call: Call, tensors: Sequence[Tensor]) -> Axes:
             for axis in range(tensor.ndim):
                 call.role(tensor, axis, "carrier", SHIFT if shifts else MEAN)
     return result
+
+
+def alike(terms: Axes) -> Axes:
+    """Of axes of size 1, those that are heads where one of them is: the others are the same for all heads."""
+    singles = [term for term in terms if is_single(term)]
+    own = [term for term in terms if isinstance(atom := resolve(term), Atom) and atom.own and not is_single(term)]
+    return singles + own if singles else terms
 
 
 @rule("empty_strided", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")

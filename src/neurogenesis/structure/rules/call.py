@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from ..fills import Fill
+from ..known import Wanted
 from ..reasons import Kind
 from ..terms import Conflict, Term
 
@@ -30,6 +31,19 @@ class Call(Protocol):
     arguments: dict[str, Any]
     outputs: list[Tensor]
     where: str
+
+    @property
+    def batched(self) -> bool:
+        """Whether it is part of a matrix product or of `einsum`, which reshape what they do not sum over."""
+
+    def wanted(self) -> list[Wanted]:
+        """The lengths that the code wants the axes of its output to have."""
+
+    def may_add_single(self, axis: int) -> bool:
+        """Whether an axis of the output may be a new factor of size 1; it may not if earlier ones were none there."""
+
+    def added_single(self, axis: int, term: Term) -> None:
+        """Note that an axis of the output is such a factor."""
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ..fills import RANDOM, ZERO
 from ..reasons import Kind
-from ..terms import Atom, product, size
-from .base import family, fresh, rule, unmerge, with_fresh_rest
+from ..terms import Atom, Term, product, size
+from .base import alike, family, fresh, rule, unmerge, with_fresh_rest
 from .call import Axes, Call
 
 
@@ -152,7 +152,7 @@ def _attention(call: Call) -> list[Axes]:
     for wide, *terms in zip(query[:-2], key[:-2], value[:-2], strict=True):
         for term in terms:
             if size(term) == size(wide):
-                call.unify(wide, term)
+                _unify_heads(call, wide, term)
             elif size(term) == 1:
                 call.fix(term, "one head of keys for all of queries", Kind.HEADS)
             else:  # several heads of queries share one of keys
@@ -164,8 +164,13 @@ def _attention(call: Call) -> list[Axes]:
     if bias is not None:
         for term, own in zip(reversed([*query[:-1], key[-2]]), reversed(call.axes(bias)), strict=False):
             if size(own) == size(term):
-                call.unify(term, own)
+                _unify_heads(call, term, own)
     return with_fresh_rest(call, [*query[:-1], value[-1]])
+
+
+def _unify_heads(call: Call, heads: Term, other: Term) -> None:
+    if size(heads) > 1 or len(alike([heads, other])) == 2:
+        call.unify(heads, other)
 
 
 @rule("_cdist_forward")

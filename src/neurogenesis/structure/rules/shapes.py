@@ -5,54 +5,9 @@ from __future__ import annotations
 import math
 
 from ..reasons import Kind
-from ..terms import Atom, Conflict, concatenation, factor, leaves, product, size
+from ..terms import Atom, concatenation, product, size
 from .base import cut, dimensions, family, fresh, rule, unknown, unmerge, with_fresh_rest
 from .call import Axes, Call, Rule
-
-
-@rule("view", "_unsafe_view", "reshape", "_reshape_alias")
-def _reshape(call: Call) -> list[Axes]:
-    """Match both shapes from the right: axes of equal size correspond, others are merged and split."""
-    old, new = list(call.axes(call.tensors()[0])), list(call.outputs[0].shape)
-    if 0 in new:
-        return [fresh(new)]
-    result: Axes = []
-    while old or new:
-        if old and new and size(old[-1]) == new[-1]:
-            result.append(old.pop())
-            new.pop()
-        elif new and new[-1] == 1:
-            result.append(Atom(new.pop()))
-        elif old and size(old[-1]) == 1:
-            call.fix(old.pop(), "an axis of size 1 dropped by a reshape", Kind.SIZE_ONE)
-        else:
-            merged, lengths = [old.pop()], [new.pop()]
-            while (excess := math.prod(map(size, merged)) - math.prod(lengths)) != 0:
-                if excess < 0:
-                    merged.append(old.pop())
-                else:
-                    lengths.append(new.pop())
-            for term in merged:
-                others = (atom for other in merged if other is not term and size(other) > 1 for atom in leaves(other))
-                if call.is_copied(term) and not all(atom.fixed for atom in others):  # of several heads of keys
-                    call.fix(term, "the number of copies made", Kind.HEADS)
-            result.extend(_regroup(call, merged[::-1], lengths[::-1])[::-1])
-    return [result[::-1]]
-
-
-def _regroup(call: Call, merged: Axes, lengths: list[int]) -> Axes:
-    result: Axes = []
-    try:
-        rest = product(merged)
-        for length in lengths[:0:-1]:
-            rest, inner = factor(rest, length)
-            result.append(inner)
-        return [rest, *result[::-1]]
-    except Conflict as conflict:
-        result = fresh(lengths)
-        for term in [*merged, *result]:
-            call.misfit(term, conflict)
-        return result
 
 
 @rule("as_strided")
