@@ -20,7 +20,7 @@ from .fills import COPY, MEAN, ONE, RANDOM, RMS, ZERO, FanIn, Fill, new_values
 from .flops import Work
 from .known import Place
 from .labels import Attribute, AttributeValue, Site
-from .paths import tensor_at
+from .paths import attribute_at, tensor_at
 from .reasons import Reason
 from .recurrent import Bound, bounds_of
 from .rules import Axes, Counted, Role
@@ -166,7 +166,7 @@ class Structure:
         known = set(self.attributes)
         for attribute in tracer.attributes:
             module = tracer.modules[attribute.module]
-            value = getattr(module, attribute.name, None)
+            value = attribute_at(module, attribute.name)
             if isinstance(value, int | tuple) and value == attribute.value() and attribute not in known:
                 known.add(attribute)
                 self.attributes.append(attribute)

@@ -17,7 +17,7 @@ from .edits import Scale
 from .fills import COPY, Fill
 from .labels import AttributeValue, Maker
 from .reasons import Kind, Reason
-from .terms import Atom, Sizes, Sum, Term, fix, leaves, resolve, size
+from .terms import Atom, Product, Sizes, Sum, Term, fix, leaves, resolve, size
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ class Compensations:
             free = {atom: reason for atom, reason in self.copied_atoms.items() if not atom.fixed}
             parts = [set(leaves(part)) & free.keys() for part in _summed(term)]
             if any(part != parts[0] for part in parts):
-                for part in parts:
-                    for atom in part:
-                        fix(atom, free[atom])
+                for atom in {atom for part in parts for atom in part}:
+                    text = f"{free[atom].text}, where copies of one of several parts would change the mean of all"
+                    fix(atom, replace(free[atom], text=text))
 
     def copied(self, translated: Callable[[Term], Term]) -> Compensations:
         """The same for other terms."""
@@ -188,6 +188,8 @@ class Compensations:
 
 
 def _summed(term: Term) -> tuple[Term, ...]:
-    """The parts of an axis that are concatenated."""
+    """The parts of an axis that are concatenated, also before other axes were merged with them."""
     term = resolve(term)
+    if isinstance(term, Product):
+        return next((parts for parts in map(_summed, term.factors) if len(parts) > 1), (term,))
     return term.parts if isinstance(term, Sum) else (term,)

@@ -18,6 +18,7 @@ from .axes import Structure, named_tensors
 from .examples import Example
 from .finding import find_widths
 from .limits import hold_unused
+from .paths import set_attribute
 from .reasons import Kind
 from .terms import Atom, Product, Term, concatenation, product, resolve, size
 from .widths import Widths
@@ -75,11 +76,11 @@ def _attributes(model: nn.Module, structure: Structure, sizes: Mapping[Atom, int
     present = structure.attribute_values()
     try:
         for path, name, value in structure.attribute_values(sizes):
-            setattr(model.get_submodule(path), name, value)
+            set_attribute(model.get_submodule(path), name, value)
         yield
     finally:
         for path, name, value in present:
-            setattr(model.get_submodule(path), name, value)
+            set_attribute(model.get_submodule(path), name, value)
 
 
 def _copied(known: Structure, model: nn.Module, sizes: Mapping[Atom, int]) -> tuple[Structure, dict[Atom, Atom]]:

@@ -13,6 +13,7 @@ from .edits import adjusted, edited, grouped
 from .examples import Example
 from .limits import growable_atoms
 from .outputs import returned
+from .paths import set_attribute
 from .reasons import Kind, Reason
 from .rules import Axes
 from .terms import Atom, Product, Term, concatenation, fix, leaves, product, resolve, size
@@ -121,7 +122,7 @@ def _attempt_runs(
     before = [(modules[path], name, getattr(modules[path], name)) for path, name, _ in attributes]
     try:
         for path, name, value in attributes:
-            setattr(modules[path], name, value)
+            set_attribute(modules[path], name, value)
         for run, expected in outputs.items():
             copies = with_copied_buffers(current, parameters)
             tracer = Tracer(model, copies, axes, strict=True)

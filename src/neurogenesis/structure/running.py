@@ -58,13 +58,20 @@ def preserved(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def restoring_attributes(model: nn.Module) -> Iterator[None]:
-    """On exit, restore all attributes and hooks of all modules."""
+    """On exit, restore all attributes and hooks of all modules, and what their lists, sets and dicts hold.
+
+    Some modules keep what they compute, such as biases by position, for later runs.
+    """
     modules = list(model.modules())
     saved = [dict(vars(module)) for module in modules]
+    held = [(own, own.copy()) for each in saved for own in each.values() if isinstance(own, list | set | dict)]
     registered = [[dict(getattr(module, kind)) for kind in _REGISTRIES] for module in modules]
     try:
         yield
     finally:
+        for own, contents in held:
+            own.clear()
+            (own.extend if isinstance(own, list) else own.update)(contents)
         for module, attributes, registries in zip(modules, saved, registered, strict=True):
             vars(module).clear()
             vars(module).update(attributes)

@@ -144,13 +144,13 @@ def _without_inner(term: Term, inner: int) -> Term | None:
 
 
 def store(model: nn.Module, sources: Sources) -> None:
-    """Replace the integers among the attributes of modules, and in tuples of them; the caller restores them."""
+    """Replace the integers among the attributes of modules, also in lists and tuples; the caller restores them."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name.startswith("_"):
                 continue
             if type(value) is int:
                 vars(module)[name] = Stored.of(value, path, name, sources)
-            elif type(value) is tuple and value and all(type(each) is int for each in value):
+            elif type(value) in (list, tuple) and value and all(type(each) is int for each in value):
                 numbers = (Stored.of(each, path, name, sources, place, len(value)) for place, each in enumerate(value))
-                vars(module)[name] = tuple(numbers)
+                vars(module)[name] = type(value)(numbers)

@@ -14,6 +14,7 @@ from .edits import edited, grouped
 from .examples import Example, copied_example
 from .labels import AttributeValue
 from .outputs import returned
+from .paths import set_attribute
 from .rehearsal import check_equal_outputs, copy_term, with_copied_buffers
 from .rules import Axes
 from .terms import Atom, Sizes, Term, leaves, owners, size
@@ -118,7 +119,7 @@ def attributes_set(model: nn.Module, values: Sequence[tuple[str, str, AttributeV
     before = [(model.get_submodule(path), name, getattr(model.get_submodule(path), name)) for path, name, _ in values]
     try:
         for path, name, value in values:
-            setattr(model.get_submodule(path), name, value)
+            set_attribute(model.get_submodule(path), name, value)
         yield
     finally:
         for module, name, value in before:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from .known import Known, Length, Stored
 from .stored import Found, Sources
-from .terms import is_single, size, unify
+from .terms import Conflict, is_single, size, unify
 
 
 class SizeWatch(TorchFunctionMode):
@@ -41,6 +42,8 @@ class SizeWatch(TorchFunctionMode):
                     self.sources.note(found)
         elif func is functional.multi_head_attention_forward:
             self._note_heads(*args, **kwargs)
+        elif name == "chunk":
+            self._note_chunks(result, *args[1:], **kwargs)
         elif name in _PRODUCTS:
             self._restore_singles(name, args, result)
         return result
@@ -101,6 +104,15 @@ class SizeWatch(TorchFunctionMode):
         if isinstance(result, int):
             return result if dim is None else Length.of(axes[dim], result)
         return torch.Size(map(Length.of, axes, result))
+
+    def _note_chunks(self, pieces: Sequence[Tensor], chunks: int, dim: int = 0) -> None:
+        """Note that chunks, which are as long as each other, remain so."""
+        axes = [self.sources.axes_of(piece) for piece in pieces]
+        terms = [own[dim] for own in axes if own is not None]
+        if len({size(term) for term in terms}) == 1:
+            with suppress(Conflict):
+                for term in terms[1:]:
+                    unify(terms[0], term)
 
     def _note_heads(self, *args: Any, **kwargs: Any) -> None:
         """Note that queries have as many entries as all heads together, which the function asserts."""

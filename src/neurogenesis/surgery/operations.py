@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..structure.edits import Edit, adjusted, edited
 from ..structure.labels import AttributeValue
+from ..structure.paths import set_attribute
 from .ages.births import BirthEdit
 from .optimizer_state import StateEdit
 from .scaling import Held, restored
@@ -22,10 +23,10 @@ class SetAttribute:
         self.module, self.name, self.before, self.after = module, name, before, after
 
     def apply(self) -> None:
-        setattr(self.module, self.name, self.after)
+        set_attribute(self.module, self.name, self.after)
 
     def revert(self) -> None:
-        setattr(self.module, self.name, self.before)
+        set_attribute(self.module, self.name, self.before)
 
     def commit(self) -> None:
         pass

@@ -19,6 +19,7 @@ from ..structure.extensions import Operation, extensions
 from ..structure.labels import AttributeValue
 from ..structure.memory import blocks_of, shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
+from ..structure.paths import attribute_at
 from ..structure.recurrent import flatten_weights
 from ..structure.updates import StructureUpdate
 from ..structure.wrappers import rebuild_reducers
@@ -109,7 +110,7 @@ class Plan:
                 states = state_edits(name, tensors[name], own, optimized, ages, factor, held) if changed else []
                 result.append(EditTensor(tensors[name], own, states, factor, added.get(name), shift, held[name]))
             for path, name, before, after in self.attributes:
-                if getattr(modules.get(path), name, None) != before:
+                if attribute_at(modules.get(path), name) != before:
                     raise ValueError(f"{path}.{name} is not {before}: {CHANGED}")
                 result.append(SetAttribute(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)

@@ -21,6 +21,7 @@ from ..structure.finding import known_widths, last_widths
 from ..structure.interfaces import interfaces_at, resized_interfaces
 from ..structure.labels import AttributeValue
 from ..structure.modes import ordinary_tensors
+from ..structure.paths import attribute_at
 from ..structure.saved_sizes import SavedSizes
 from ..structure.solving import shapes_in, sizes_from_shapes
 from ..structure.widths import Width, Widths
@@ -144,7 +145,7 @@ def plan_of_shapes(model: nn.Module, shapes: Mapping[str, Sequence[int]], saved:
             edits.append(_edit_of_length(name, axis, tensors[name], after))
     attributes: list[tuple[str, str, AttributeValue, AttributeValue]] = []
     for path, name, value in saved.attributes:
-        present: Any = getattr(modules.get(path), name, "missing")
+        present: Any = attribute_at(modules.get(path), name, "missing")
         if not isinstance(present, tuple if isinstance(value, tuple) else int | float | None):
             raise ValueError(f"the sizes are of another model: {path or 'the model'} has no attribute {name}")
         if present != value:

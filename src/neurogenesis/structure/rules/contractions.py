@@ -137,9 +137,12 @@ def _convolution(call: Call) -> list[Axes]:
         call.counts(produced, "channels")
     call.attribute(weight, "in_channels", channels)
     call.attribute(weight, "out_channels", produced)
-    for term in call.axes(x)[-(weight.ndim - 2) :]:
-        call.fix(term, "convolved over")
     spatial = fresh(call.outputs[0].shape[-(weight.ndim - 2) :])
+    for axis, term in enumerate(call.axes(x)[-(weight.ndim - 2) :]):
+        if weight.shape[2 + axis] == 1 and size(term) == size(spatial[axis]):
+            spatial[axis] = term  # a kernel of size 1 leaves positions apart
+        else:
+            call.fix(term, "convolved over")
     return [[*call.axes(x)[:1], produced, *spatial] if batched else [produced, *spatial]]
 
 
