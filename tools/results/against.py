@@ -97,7 +97,7 @@ def verdicts_table() -> list[Mapping[str, str]]:
                 mean, error = paired(name, way)
                 level = abs(mean) <= 2 * error
                 found["level" if level else "better than growing" if mean > 0 else "worse"].append(way)
-        rows.append({"set": name, **{kind: ", ".join(ways) or "none" for kind, ways in found.items()}})
+        rows.append({"set": name, **{kind: "; ".join(ways) or "none" for kind, ways in found.items()}})
     return rows
 
 

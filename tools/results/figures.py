@@ -38,6 +38,7 @@ def _palette(name: str) -> Palette:
 
 _ALL: dict[str, tuple[str, Callable[[], Figure]]] = {
     "against.png": ("against", against_figure),
+    "pays-small-in-short.png": ("pays-small", lambda: _of_comparison("pays-small", "accuracy-in-short")),
     "deepening.png": ("deepening", lambda: _of_section("deepening", "loss-against-compute")),
 }
 FIGURES: Mapping[str, Callable[[], Figure]] = {
