@@ -84,10 +84,12 @@ def test_seeds_that_static_networks_do_not_have_are_left_out() -> None:
     found = against(grown, some, "gflops")
     assert found is not None and found.seeds == 1 and math.isnan(found.saved_error)
     assert found.saved == pytest.approx(0.5)
-    # A network with fewer seeds does not cost the others theirs.
-    more = pd.concat([STATIC, runs(5, 8000.0, 8000.0, seeds=[1])])
+    # Networks far away with fewer seeds do not cost the others theirs; near ones count, with the seeds that they have.
+    more = pd.concat([STATIC, runs(5, 8000.0, 8000.0, seeds=[1]), runs(6, 500.0, 500.0, seeds=[2])])
     found = against(grown, more, "gflops")
     assert found is not None and found.seeds == 3
+    near = against(grown, pd.concat([STATIC, runs(7, 2500.0, 3900.0, seeds=[2])]), "gflops")
+    assert near is not None and near.seeds == 1 and near.saved < 0.5
     assert against(grown, STATIC[STATIC["configuration"] == 0], "gflops") is None
     assert against(grown.assign(seed=7), STATIC, "gflops") is None
 
@@ -168,3 +170,14 @@ def test_networks_without_blocks_or_characters_have_no_table_of_compute(tmp_path
         write(tmp_path, {"blocks": 2}, 2000.0, 2.0, strategy="static", shape="2", seed=seed)
     report.write([tmp_path], tmp_path / "out", ["md"])
     assert "Compute saved" not in (tmp_path / "out" / "gpt-stdlib.md").read_text()
+
+
+def test_schedules_of_transformers_end_at_different_sizes_and_have_no_figure_of_their_own(tmp_path: Path) -> None:
+    grows: dict[str, dict[str, int]] = {"neurons": {"final_neurons": 512}, "heads": {"final_heads": 8}}
+    for number, options in enumerate(grows.values(), 2):
+        widths = {"blocks.0.up": number}
+        write(tmp_path, widths, 1000.0 * number, 2.0, strategy="need", schedule="batched", **options)
+        write(tmp_path, {"blocks": number}, 2000.0 * number, 2.0, strategy="static", shape=str(number))
+    written = [path.name for path in report.write([tmp_path], tmp_path / "out", ["svg"])]
+    assert any("loss-against-compute" in name for name in written)
+    assert not any("schedules" in name for name in written)

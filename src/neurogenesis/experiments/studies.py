@@ -119,8 +119,8 @@ def _tabular() -> Iterator[Choices]:
 def _deepening() -> Iterator[Choices]:
     """Static networks of every depth with three lengths of training, and blocks that are added: when, how, how many.
 
-    Against the best depth for a compute, the final depth may be less than the most: it is that best depth itself which
-    growth must reach for less, so early hops to 4 and 3 blocks are tried, and training for longer.
+    The best static networks for a compute are shallow and train for long, so growth to 4, 3 and 2 blocks is tried as
+    well, early and for 4,000 steps.
     """
     for decay in ("final", "cosine"):
         common = {"decay": (decay,)}
@@ -133,6 +133,8 @@ def _deepening() -> Iterator[Choices]:
     yield {**lesser, "medium": (3,), "at": (0.25, 0.1), "initial": (1,)}
     yield {**lesser, "epochs": (40,), "at": (0.25,), "initial": (3,)}
     yield {**lesser, "epochs": (40,), "medium": (4,), "at": (0.25,), "initial": (2,)}
+    yield {**lesser, "epochs": (40,), "medium": (3,), "at": (0.25, 0.5), "initial": (2, 1)}
+    yield {**lesser, "epochs": (40,), "medium": (2,), "at": (0.25,), "initial": (1,)}
 
 
 def _deepening_images() -> Iterator[Choices]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +80,7 @@ class Against(NamedTuple):
 
 
 def against(grown: pd.DataFrame, static: pd.DataFrame, amount: str) -> Against | None:
-    r"""Compare the runs of a network with those of static ones of the same seeds; None without two static ones.
+    r"""Compare the runs of a network with those of static ones of the same seeds; None without two that share a seed.
 
     With the loss :math:`L_s` and the amount :math:`C_s` of the run with seed s, and the curve :math:`L'_s(C)` of the
     static runs with that seed, the means over seeds of
@@ -92,15 +92,15 @@ def against(grown: pd.DataFrame, static: pd.DataFrame, amount: str) -> Against |
         static: the same, and the number of its configuration.
         amount: the name of the column of amounts.
     """
-    seeds = _shared_seeds(grown, static)
-    if not seeds:
+    members = _around(grown, static, amount)
+    have = static[static["configuration"].isin(members)].groupby("configuration")["seed"].agg(set)
+    seeds = sorted(set(grown["seed"]).intersection(*have))
+    if len(members) < 2 or not seeds:
         return None
-    pairs = static[static["seed"].isin(seeds)]
-    members = front(pairs[pairs.groupby("configuration")["seed"].transform("nunique") == len(seeds)], amount)
     differences, savings, bounds, dearer = [], [], set(), False
     for seed in seeds:
         own = grown[grown["seed"] == seed].iloc[0]
-        some = pairs[pairs["seed"] == seed].set_index("configuration").loc[members]
+        some = static[static["seed"] == seed].set_index("configuration").loc[members]
         curve = LossCurve(some[amount].tolist(), some["loss"].tolist())
         differences.append(own["loss"] - curve.loss_at(own[amount]))
         savings.append(1 - own[amount] / curve.amount_for(own["loss"]))
@@ -132,15 +132,18 @@ def front(runs: pd.DataFrame, amount: str) -> list[int]:
     return found
 
 
-def _shared_seeds(grown: pd.DataFrame, static: pd.DataFrame) -> list[int]:
-    """The most seeds of a network that at least two static ones have as well."""
-    have = static.groupby("configuration")["seed"].agg(set)
-    every = sorted(grown["seed"].unique())
-    for count in range(len(every), 0, -1):
-        for some in combinations(every, count):
-            if sum(set(some) <= seeds for seeds in have) >= 2:
-                return list(some)
-    return []
+def _around(grown: pd.DataFrame, static: pd.DataFrame, amount: str) -> list[int]:
+    """The part of the front from a network that is both cheaper and worse, to one that is both dearer and better.
+
+    All of these count, so that the seeds are those which they have in common; networks further away do not matter.
+    """
+    members = front(static, amount)
+    means = static.groupby("configuration")[[amount, "loss"]].mean().loc[members]
+    below = (means[amount] <= grown[amount].min()) & (means["loss"] >= grown["loss"].max())
+    above = (means[amount] >= grown[amount].max()) & (means["loss"] <= grown["loss"].min())
+    last = max(2, len(members) - max(0, int(above.sum()) - 1))
+    first = min(max(0, int(below.sum()) - 1), max(0, len(members[:last]) - 2))
+    return members[first:last]
 
 
 def runs_by_compute(configurations: Sequence[Configuration]) -> pd.DataFrame:

@@ -20,7 +20,8 @@ SETTINGS = (NAMES.gamma, NAMES.batch, NAMES.learning_rate, NAMES.features)
 
 def schedules(section: Section, palette: Palette) -> Figure | None:
     """Initializations on fixed schedules, against the static network of the same final size; None without schedules."""
-    grown = [c for c in section.finished if c.scheduled]
+    # Schedules of transformers say what grows, and end at different sizes.
+    grown = [c for c in section.finished if c.scheduled and not c.runs[0].settings.language]
     if not grown:
         return None
     static = [c for c in section.finished if c.strategy == "medium"]

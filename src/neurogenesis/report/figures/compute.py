@@ -20,7 +20,7 @@ from .figure import Figure
 from .style import STROKE, Drawing, Palette, tooltip
 
 _GFLOPS, _SECONDS = "training, GFLOPs", "training, s"
-_WIDTH, _HEIGHT = 460, 380
+_WIDTH, _HEIGHT = 520, 440
 _CHARACTER, _LINE = 5.4, 12  # pixels of a label
 _MARK = 7
 _ABOVE = 0.3  # of the losses of grown networks: how much of the axis is above them
