@@ -37,7 +37,8 @@ class Products:
         """The sums over the rows of all processes."""
         centred = rows - centre
         count, sums, squares = yield [
-            rows.new_tensor(len(rows), dtype=torch.float64), centred.sum(0), centred.T @ centred[:, :inputs]
+            rows.new_full(rows.shape[:-2], rows.shape[-2], dtype=torch.float64),
+            centred.sum(-2), centred.mT @ centred[..., :inputs],
         ]  # fmt: skip
         return Products(centre, count, sums, squares)
 
@@ -75,6 +76,9 @@ def fit_gains(count: float, H: Tensor, h: Tensor, squares: Tensor, products: Ten
 
 def unexplained(consumer: nn.Module, H: Tensor, h: Tensor, coefficients: Tensor) -> Tensor:
     """Residual of candidates after a fit, in the layout of the consumer's input."""
+    if coefficients.ndim > 2:
+        H, h = H.to(coefficients.dtype), h.to(coefficients.dtype)
+        return h - ((H[..., None, :] @ coefficients[:, 1:])[..., 0, :] + coefficients[:, 0])
     constant, slopes = coefficients[0], coefficients[1:]
     H, h = H.to(slopes.dtype), h.to(slopes.dtype)
     if isinstance(consumer, Gain):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from ..passes.products import Product
 from ..passes.samples import FOLDS, folds
-from .rows import Gain, row_samples
+from .rows import Gain, row_samples, sum_of
 
 MAX_PADDING = 2  # rows of folds that are padded to the same length, relative to all rows
 FEW_ROWS = 512  # in all folds: of more rows, a product per fold takes less time than padded ones at once
@@ -18,6 +19,15 @@ SMALL = 2**20  # numbers, up to which more padding does not matter
 
 def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sums of the gradients of fan-outs in each fold, folds x columns x fan-out, and the number of rows in each."""
+    if isinstance(consumer, Product) and consumer.groups:
+        parts = [_in_folds(consumer, *own, samples) for own in zip(inputs.unbind(-2), D.unbind(-2), strict=True)]
+        gradients, counts = zip(*parts, strict=True)
+        return consumer.as_fan_out(torch.stack(gradients, 1)), sum_of(counts)
+    return _in_folds(consumer, inputs, D, samples)
+
+
+def _in_folds(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Same as `fold_gradients` for one group."""
     dims = len(consumer.kernel_size) + 1 if isinstance(consumer, _ConvNd) else 1
     leading, rest = D.shape[:-dims], math.prod(D.shape[-dims + 1 :]) if dims > 1 else 1
     of_row = folds(row_samples(samples, leading, D.device))
@@ -37,7 +47,7 @@ def fold_gradients(consumer: nn.Module, inputs: Tensor, D: Tensor, samples: Tens
         return _products_of_folds(x, y, order, counts, max(sizes)), counts.double()
     x, y = (each.reshape(-1, *each.shape[-dims:]).index_select(0, order) for each in (inputs, D))
     parts = zip(x.split(sizes), y.split(sizes), strict=True)  # type: ignore[no-untyped-call]
-    gradients = [fan_out_gradient(consumer, *each) if len(each[0]) else None for each in parts]
+    gradients = [_of_rows(consumer, *each) if len(each[0]) else None for each in parts]
     nothing = torch.zeros_like(next(each for each in gradients if each is not None))
     return torch.stack([nothing if each is None else each for each in gradients]), counts.double() * rest
 
@@ -62,8 +72,16 @@ def _products_of_folds(x: Tensor, y: Tensor, order: Tensor, counts: Tensor, most
 
 def fan_out_gradient(consumer: nn.Module, inputs: Tensor, D: Tensor) -> Tensor:
     """Gradient of the consumer's weights of some input columns, columns x fan-out."""
+    if isinstance(consumer, Product) and consumer.groups:
+        x, y = (each.reshape(-1, *each.shape[-2:]).movedim(1, 0) for each in (inputs, D))
+        return consumer.as_fan_out(x.mT @ y)
+    return _of_rows(consumer, inputs, D)
+
+
+def _of_rows(consumer: nn.Module, inputs: Tensor, D: Tensor) -> Tensor:
+    """Same as `fan_out_gradient` for one group."""
     if not isinstance(consumer, _ConvNd):
-        return inputs.flatten(0, -2).T @ D.flatten(0, -2)
+        return inputs.reshape(-1, inputs.shape[-1]).T @ D.reshape(-1, D.shape[-1])
     dims = len(consumer.kernel_size)
     if isinstance(consumer, _ConvTransposeNd):
         return _transposed_gradient(consumer, inputs, D)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..passes.samples import mixed
-from .rows import channel_dim, squared_norm, sum_of, wide
+from .rows import channel_dim, groups_of, squared_norm, sum_of, wide
 
 
 class Pass(NamedTuple):
@@ -218,8 +218,16 @@ def joined(
 
 
 def sampled_rows(consumer: nn.Module, each: Pass, count: int) -> Tensor:
-    """Rows of [H, h], one per sample and position: all, or about `count` that are spread over all."""
+    """Rows of [H, h], one per sample and position: all, or about `count` that are spread over all.
+
+    The rows of groups are apart: groups x rows x columns.
+    """
     parts = []
+    if groups := groups_of(consumer):
+        rows = torch.cat([each.H, each.h], -1)
+        rows = rows.reshape(-1, *rows.shape[-2:])
+        rows = rows[:: max(1, len(rows) * groups // count)].movedim(1, 0)
+        return rows.to(wide(rows))
     for part in (each.H, each.h):
         if isinstance(consumer, _ConvNd):
             part = part.reshape(-1, *part.shape[-len(consumer.kernel_size) - 1 :]).flatten(2).movedim(1, 2)

@@ -13,7 +13,9 @@ from ..passes.processes import Sums
 from .fits import Products, fit_gains, unexplained
 from .folds import fold_gradients
 from .looks import Pass, joined, sampled_rows
-from .rows import Gain, channel_dim, channel_sums, mean_squares, minus_means, squared_norm, sum_of, wide
+from .rows import (
+    Gain, channel_dim, channel_sums, groups_of, mean_squares, minus_means, squared_norm, sum_of, wide,
+)  # fmt: skip
 
 LEAST_ROWS = 2  # samples and positions of a fit, per input of the consumer
 ENOUGH_ROWS = 6  # per input: with fewer, a fit explains what it should not, so that steps wait for others
@@ -112,18 +114,18 @@ class Record:
         """
         if isinstance(consumer, Gain):
             return (yield from self._with_gains(passes, rows))
-        inputs = passes[0].H.shape[channel_dim(consumer)]
-        enough = ENOUGH_ROWS * inputs
+        inputs, groups = passes[0].H.shape[channel_dim(consumer)], max(1, groups_of(consumer))
+        enough = ENOUGH_ROWS * inputs * groups
         most = max(enough, MAX_ROWS)
         own = [sampled_rows(consumer, each, -(-most * each.H.numel() // (rows * inputs))) for each in passes]
-        new = own[0] if len(own) == 1 else torch.cat(own)
+        new = own[0] if len(own) == 1 else torch.cat(own, -2)
         part = max(0.0, 1 - rows / enough)  # of what is known
         centre = self.products.centre if self.products is not None and part else means
         products = yield from Products.of(new, inputs, centre)
         if self.products is not None and part:
             products = self.products.after(products, part)
         new_rows = self.new_rows + rows
-        few = float(products.count) < LEAST_ROWS * inputs
+        few = float(products.count) < LEAST_ROWS * inputs * groups
         if few or (self.coefficients is not None and NEW_ROWS * new_rows < float(products.count)):
             return replace(self, products=products, new_rows=new_rows)
         return replace(self, products=products, new_rows=0, coefficients=products.fit())

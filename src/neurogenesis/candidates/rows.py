@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ..passes.products import Product
 from ..passes.samples import mixed
 
 
@@ -25,6 +26,11 @@ def all_but_channel(consumer: nn.Module, tensor: Tensor) -> list[int]:
     """The axes of samples and positions."""
     channel = channel_dim(consumer) % tensor.ndim
     return [dim for dim in range(tensor.ndim) if dim != channel]
+
+
+def groups_of(consumer: nn.Module) -> int:
+    """The number of groups of a product, an axis before the last in inputs and outputs; 0 if there is no such axis."""
+    return consumer.groups if isinstance(consumer, Product) else 0
 
 
 def wide(tensor: Tensor) -> torch.dtype:

@@ -60,7 +60,7 @@ from ..surgery.plan import Plan
 from ..surgery.planning import pad_for_growth
 from .looks import Pass, Run, Waiting
 from .record import ENOUGH_ROWS, LEAST_ROWS, MOST_WAITING, Record, signal
-from .rows import channel_dim
+from .rows import channel_dim, groups_of
 
 LEAST_FOLDS = 4  # with samples
 
@@ -216,7 +216,7 @@ class Window:
         per_input = LEAST_ROWS if last else ENOUGH_ROWS
         return any(
             (rows and last and record.coefficients is not None)
-            or (own and rows >= per_input * own[0][0].H.shape[channel_dim(consumer)])
+            or (own and rows >= per_input * own[0][0].H.shape[channel_dim(consumer)] * max(1, groups_of(consumer)))
             for consumer, own, rows, record in zip(consumers, waiting.passes, waiting.rows, self.records, strict=True)
         )
 

@@ -7,6 +7,12 @@ A product of x and a weight w that sums over one axis of each is
 with any number of axes l, such as samples and positions, and f. Its input is x with c as the last axis, and its output
 is y with all f merged to the last axis: then the gradient of w is the sum over l of input times gradient, as for
 ``nn.Linear``.
+
+In products of batches, w may have axes g that x and y have, too, such as experts:
+
+.. math:: y_{l g f} = \sum_c x_{l g c} w_{g c f}
+
+These are merged to an axis before the last, and each group g has a sum and a gradient of its own.
 """
 
 from __future__ import annotations
@@ -18,12 +24,13 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..structure.axes import Axis
+from .factors import Operands, Position, operands_of
 
+Axes = tuple[int | None, ...]  # of a weight, for each axis of a view of it; None if the view is expanded there
 Act = Callable[[Tensor], Tensor | None]
 
 
@@ -55,19 +62,38 @@ class Product(Place):
     """Products that a model computes by operations of torch, and not in a layer.
 
     Attributes:
-        summed: the axis of the weight that the latest product has summed over; None before the first.
+        form: that of the latest product with the parameter itself; None before the first.
     """
 
     def __init__(self, tensor: str):
         super().__init__(tensor)
-        self.summed: int | None = None
+        self.form: Form | None = None
         self.actions: dict[str, list[Act]] = {"input": [], "output": []}
 
     def stands_for(self, axis: Axis) -> bool:
         return True
 
     def multiplies(self, axis: Axis) -> bool:
-        return (self.summed == axis.axis) == (axis.role == "consumer")
+        if self.form is None or axis.axis in self.form.group_axes:
+            return False
+        return (self.form.summed == axis.axis) == (axis.role == "consumer")
+
+    @property
+    def groups(self) -> int:
+        """The number of groups, each with a sum of its own; 0 if inputs and outputs have no axis of groups."""
+        return 0 if self.form is None or not self.form.groups else prod(self.form.groups)
+
+    def as_fan_out(self, gradient: Tensor) -> Tensor:
+        """Gradients of fan-outs with the axes of the weight, from those with groups and f before and after columns.
+
+        Args:
+            gradient: ... x groups x columns x f.
+        """
+        assert self.form is not None
+        form, leading = self.form, gradient.ndim - 3
+        by_axis = gradient.movedim(-2, -3).reshape(*gradient.shape[:-3], gradient.shape[-2], *form.groups, *form.free)
+        order = [*range(leading + 1), *(leading + 1 + place for place in form.fan_out)]
+        return by_axis.permute(order).flatten(leading + 1)
 
     def act(self, side: str, tensor: Tensor) -> Tensor:
         """The input or output after all actions, which may replace it."""
@@ -105,8 +131,9 @@ class ProductWatch(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, products: Sequence[Product], tensors: Mapping[str, Tensor] | None = None):
         super().__init__()
-        # Each weight, and permutations of its axes that the model makes: the tensor, its products, and its axes.
-        self._weights: dict[int, tuple[Tensor, list[Product], tuple[int, ...]]] = {}
+        # Each weight, and views of it that the model makes: the tensor, its products, and its axes.
+        self._weights: dict[int, tuple[Tensor, list[Product], Axes]] = {}
+        self._replaced = set(tensors or {})
         for product in products:
             weight = (tensors or {}).get(product.tensor)
             weight = model.get_parameter(product.tensor) if weight is None else weight
@@ -115,22 +142,47 @@ class ProductWatch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operands = _operands(func, args, kwargs)
+        operands = operands_of(func, args, kwargs)
         if operands is None:
             result = func(*args, **kwargs)
-            if func in _PERMUTING and args and id(args[0]) in self._weights:
+            if func in _VIEWS and args and id(args[0]) in self._weights:
                 _, products, axes = self._weights[id(args[0])]
-                order = func(torch.empty(_DISTINCT[: len(axes)], device="meta"), *args[1:], **kwargs).shape
-                moved = tuple(axes[_DISTINCT.index(length)] for length in order)
-                self._weights[id(result)] = result, products, moved
+                moved = _axes_of_view(func, axes, args, kwargs)
+                if moved is not None:
+                    self._weights[id(result)] = result, products, moved
             return result
         for number, other in ((1, 0), (0, 1)):
             known = self._weights.get(id(operands.tensors[number]))
             if known is not None and id(operands.tensors[other]) not in self._weights:
-                form = _form(operands, number, known[2])
+                form = Form.of(operands, number, known[2])
                 if form is not None:
+                    for product in known[1]:
+                        if product.tensor not in self._replaced:  # by one with other lengths
+                            product.form = form
                     return form.run(known[1], operands, func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _axes_of_view(func: Any, axes: Axes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Axes | None:
+    """The axes of a view of a weight, by those of what it is a view of; None if it is not of the whole weight."""
+    if func is torch.Tensor.__getitem__ and not all(
+        each is None or each is Ellipsis or isinstance(each, slice)
+        for each in (args[1] if isinstance(args[1], tuple) else (args[1],))
+    ):
+        return None
+    strides = [0 if axis is None else _STRIDE + place for place, axis in enumerate(axes)]
+    like = torch.empty_strided(args[0].shape, strides, device="meta")
+    view = func(like, *args[1:], **kwargs)
+    if not isinstance(view, Tensor) or view._base is not like:
+        return None
+
+    def axis_of(stride: int, length: int) -> int | None:
+        place = stride - _STRIDE
+        return axes[place] if 0 <= place < len(axes) and length == like.shape[place] else None
+
+    found = tuple(map(axis_of, view.stride(), view.shape))
+    kept, whole = (sorted(axis for axis in each if axis is not None) for each in (found, axes))
+    return found if kept == whole else None
 
 
 def watching(
@@ -142,107 +194,103 @@ def watching(
 
 
 @dataclass(frozen=True)
-class _Operands:
-    """The factors of a product: two tensors, where they stand, and a letter for each axis of them and of the result."""
+class Form:
+    """How input and output follow from the factors of a product and the result.
 
-    tensors: tuple[Tensor, Tensor]
-    places: tuple[int | str, int | str]
-    letters: tuple[str, str]
-    result: str
+    Attributes:
+        place: where the factor that is no weight stands among the arguments.
+        number: its number.
+        summed: the axis of the weight that is summed over.
+        input: the order of that factor's axes: l, g and c.
+        output: the order of the result's axes: l, g and f.
+        leading: the number of axes l.
+        group_axes: the axes g of the weight.
+        groups: their lengths.
+        free: the lengths of the axes f.
+        fan_out: for each axis of the weight but the one that is summed over, its place among the axes g and f.
+    """
 
-
-@dataclass(frozen=True)
-class _Form:
-    """How input and output follow from a factor and the result: the order of their axes, and the number of axes l."""
-
-    place: int | str
-    number: int  # of the factor that is no weight
-    summed: int  # axis of the weight
+    place: Position
+    number: int
+    summed: int
     input: tuple[int, ...]
     output: tuple[int, ...]
     leading: int
+    group_axes: tuple[int, ...]
+    groups: tuple[int, ...]
+    free: tuple[int, ...]
+    fan_out: tuple[int, ...]
 
-    def run(self, products: Sequence[Product], operands: _Operands, func: Any, args: Any, kwargs: Any) -> Any:
+    @staticmethod
+    def of(operands: Operands, weight: int, axes: Axes) -> Form | None:
+        """The form of a product whose factor number `weight` is a weight, or a view of one with these axes of it.
+
+        None if it does not sum over one axis alone.
+        """
+        x = operands.letters[1 - weight]
+        own = {letter: axis for letter, axis in zip(operands.letters[weight], axes, strict=True) if axis is not None}
+        expanded = set(operands.letters[weight]) - set(own)
+        w = sorted(own, key=lambda letter: own[letter])  # in the weight's own order
+        summed = [letter for letter in w if letter in x and letter not in operands.result]
+        groups = [letter for letter in w if letter in x and letter in operands.result]
+        free = [letter for letter in w if letter not in x]
+        leading = [letter for letter in x if letter not in own]
+        unlike = any(len(set(each)) < len(each) for each in (*operands.letters, operands.result))
+        if unlike or len(summed) != 1 or not (free or groups):
+            return None
+        if sorted(operands.result) != sorted([*leading, *groups, *free]):
+            return None
+        lengths = dict(zip(operands.letters[weight], operands.tensors[weight].shape, strict=True))
+        others = dict(zip(x, operands.tensors[1 - weight].shape, strict=True))
+        if any(lengths[letter] != others[letter] for letter in own.keys() & others.keys()):
+            return None  # one of them is repeated
+        if any(letter not in others or lengths[letter] not in (1, others[letter]) for letter in expanded):
+            return None
+        return Form(
+            operands.places[1 - weight],
+            1 - weight,
+            own[summed[0]],
+            tuple(x.index(letter) for letter in [*leading, *groups, *summed]),
+            tuple(operands.result.index(letter) for letter in [*leading, *groups, *free]),
+            len(leading),
+            tuple(own[letter] for letter in groups),
+            tuple(lengths[letter] for letter in groups),
+            tuple(lengths[letter] for letter in free),
+            tuple([*groups, *free].index(letter) for letter in w if letter != summed[0]),
+        )
+
+    def run(self, products: Sequence[Product], operands: Operands, func: Any, args: Any, kwargs: Any) -> Any:
         """Compute the product, with the actions on its input and its output."""
         x = operands.tensors[self.number]
-        given = new = _permuted(x, self.input)
+        given = new = self._merged(_permuted(x, self.input))
         for product in products:
-            product.summed = self.summed
             new = product.act("input", new)
         if new is not given:
-            x = _permuted(new, _inverse(self.input))
-            args = tuple(x if place == self.place else each for place, each in enumerate(args))
-            kwargs = {name: x if name == self.place else each for name, each in kwargs.items()}
+            unmerged = new if len(self.groups) <= 1 else new.unflatten(self.leading, self.groups)  # type: ignore
+            x = _permuted(unmerged, _inverse(self.input))
+            args, kwargs = operands.replaced(self.place, x, args, kwargs)
         y = func(*args, **kwargs)
         if not any(product.actions["output"] for product in products):
             return y
-        rows = _permuted(y, self.output)
-        shape = rows.shape[self.leading :]
-        flat = rows if len(shape) == 1 else rows.flatten(self.leading)
+        rows = self._merged(_permuted(y, self.output))
+        last = self.leading + bool(self.groups)
+        flat = rows if len(self.free) == 1 else rows.reshape(*rows.shape[:last], -1)
         found = flat
         for product in products:
             found = product.act("output", found)
         if found is flat and flat is y:
             return y
-        # What follows must use what the actions have seen, whose gradient they get.
-        sizes = (*found.shape[:-1], found.shape[-1] // prod(shape[1:]), *shape[1:])
-        back = found if len(shape) == 1 else found.reshape(sizes)
-        return _permuted(back, _inverse(self.output))
+        # What follows must use what the actions have seen, whose gradient they get. It may have more neurons.
+        lengths = y.permute(self.output).shape
+        sizes = [*lengths[: self.leading], *self.groups, *lengths[self.leading + len(self.groups) :]]
+        if self.free:
+            sizes[-len(self.free)] = -1
+        return _permuted(found.reshape(sizes), _inverse(self.output))
 
-
-def _form(operands: _Operands, weight: int, axes: tuple[int, ...]) -> _Form | None:
-    """The form of a product whose factor number `weight` is a weight; None if it does not sum over one axis alone."""
-    w, x = operands.letters[weight], operands.letters[1 - weight]
-    summed = [letter for letter in w if letter in x]
-    free = [w[axes.index(axis)] for axis in range(len(w)) if w[axes.index(axis)] not in x]  # in the weight's own order
-    leading = [letter for letter in x if letter not in summed]
-    if len(summed) != 1 or sorted(operands.result) != sorted([*leading, *free]) or not free:
-        return None
-    if len(set(x)) < len(x) or len(set(w)) < len(w):
-        return None
-    return _Form(
-        operands.places[1 - weight],
-        1 - weight,
-        axes[w.index(summed[0])],
-        tuple(x.index(letter) for letter in [*leading, *summed]),
-        tuple(operands.result.index(letter) for letter in [*leading, *free]),
-        len(leading),
-    )
-
-
-def _operands(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Operands | None:
-    """The factors of an operation that is a product of two tensors; None if it is none."""
-    if func in _EINSUM:
-        return _of_einsum(args)
-    names = _FACTORS.get(func)
-    if names is None:
-        return None
-    places = [number if number < len(args) else name for number, name in names]
-    a, b = (args[place] if isinstance(place, int) else kwargs.get(place) for place in places)
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not a.ndim or not b.ndim:
-        return None
-    if func is torch.Tensor.__rmatmul__:
-        a, b, places = b, a, places[::-1]
-    rows = _LETTERS[: max(a.ndim - 1, b.ndim - 2, 0)]
-    if func is F.linear:
-        first, second, result = f"{rows[: a.ndim - 1]}c", "fc"[-b.ndim :], f"{rows[: a.ndim - 1]}f"
-    elif b.ndim <= 2:
-        first, second = f"{rows[: a.ndim - 1]}c", "cf"[: b.ndim]
-        result = rows[: a.ndim - 1] + "f" * (b.ndim == 2)
-    elif a.ndim <= 2:
-        first, second = "fc"[-a.ndim :], f"{rows[: b.ndim - 2]}cn"
-        result = f"{rows[: b.ndim - 2]}{'f' * (a.ndim == 2)}n"
-    else:
-        return None
-    return _Operands((a, b), (places[0], places[1]), (first, second), result)
-
-
-def _of_einsum(args: Sequence[Any]) -> _Operands | None:
-    if len(args) != 3 or not isinstance(args[0], str) or "." in args[0] or "->" not in args[0]:
-        return None
-    inputs, result = args[0].replace(" ", "").split("->")
-    first, _, second = inputs.partition(",")
-    return _Operands((args[1], args[2]), (1, 2), (first, second), result)
+    def _merged(self, tensor: Tensor) -> Tensor:
+        """The axes g as one."""
+        stop = self.leading + len(self.groups) - 1
+        return tensor if len(self.groups) <= 1 else tensor.flatten(self.leading, stop)
 
 
 def _permuted(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
@@ -253,23 +301,10 @@ def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(order.index(axis) for axis in range(len(order)))
 
 
-_LETTERS = "abdeghijklmopqrstuvwxyz"  # without those of the axes c, f and n
-_DISTINCT = (2, 3, 5, 7, 11, 13, 17, 19)  # sizes that tell axes apart
+_STRIDE = 1001  # and more: strides by which the axes of a view are known, none of them a multiple of another
 _METHODS: Any = torch.Tensor
-_EINSUM = {torch.einsum}
-# By operation, the position and the name of each factor.
-_FACTORS: dict[Any, tuple[tuple[int, str], tuple[int, str]]] = {
-    F.linear: ((0, "input"), (1, "weight")),
-    torch.matmul: ((0, "input"), (1, "other")),
-    torch.mm: ((0, "input"), (1, "mat2")),
-    torch.addmm: ((1, "mat1"), (2, "mat2")),
-    _METHODS.matmul: ((0, "self"), (1, "other")),
-    _METHODS.__matmul__: ((0, "self"), (1, "other")),
-    _METHODS.__rmatmul__: ((0, "self"), (1, "other")),
-    _METHODS.mm: ((0, "self"), (1, "mat2")),
-    _METHODS.addmm: ((1, "mat1"), (2, "mat2")),
-}
-_PERMUTING = {
-    torch.t, torch.transpose, torch.permute, torch.swapaxes, torch.movedim, _METHODS.t, _METHODS.transpose,
-    _METHODS.permute, _METHODS.swapaxes, _METHODS.movedim, _METHODS.T.__get__, _METHODS.mT.__get__,
+_VIEWS = {
+    torch.t, torch.transpose, torch.permute, torch.swapaxes, torch.movedim, torch.unsqueeze, _METHODS.t,
+    _METHODS.transpose, _METHODS.permute, _METHODS.swapaxes, _METHODS.movedim, _METHODS.T.__get__, _METHODS.mT.__get__,
+    _METHODS.unsqueeze, _METHODS.expand, _METHODS.__getitem__,
 }  # fmt: skip
