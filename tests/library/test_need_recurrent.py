@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import neurogenesis as ng
 from neurogenesis.candidates.folds import fan_out_gradient, fold_gradients
+from neurogenesis.candidates.looks import Pass, Recorded
 from neurogenesis.passes.context import StepContext
 from neurogenesis.passes.inside import inside
 from neurogenesis.passes.packing import items_of_rows
@@ -33,7 +34,8 @@ class Reader(nn.Module):
 
     Args:
         kind: the class of the recurrent layer.
-        packed: whether sequences are packed, and whether the next layer reads their rows.
+        packed: whether sequences are packed ("padded": and padded again), whether the next layer reads their rows
+            ("rows"), and whether the first one does, too ("first").
         given: whether initial states are given.
         options: arguments of the recurrent layer.
     """
@@ -42,6 +44,7 @@ class Reader(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.packed, self.given = packed, given
+        self.act = nn.Tanh()
         self.embed, self.rnn = nn.Linear(3, 4), kind(4, 9 if "proj_size" in options else 5, **options)
         size = self.rnn.proj_size or 5
         self.head, self.of_states = nn.Linear(size * (1 + self.rnn.bidirectional), 2), nn.Linear(size, 2)
@@ -49,16 +52,18 @@ class Reader(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs at all steps, batch first, and those of the last states."""
         first, rnn = self.rnn.batch_first, self.rnn
-        x = self.embed(x).tanh()
         x = x if first else x.transpose(0, 1)
+        x = x if self.packed == "first" else self.embed(x).tanh()
         if self.packed:
             x = pack_padded_sequence(x, lengths, batch_first=first, enforce_sorted=False)  # type: ignore[assignment]
+        if self.packed == "first":
+            x = x._replace(data=self.act(self.embed(x.data)))  # type: ignore[attr-defined]
         outputs, states = rnn(x, hx=self.start(len(lengths))) if self.given else rnn(input=x)
-        if self.packed == "rows":
+        if self.packed in ("rows", "first"):
             outputs = outputs._replace(data=self.head(outputs.data))
         if self.packed:
             outputs = pad_packed_sequence(outputs, batch_first=first)[0]
-        if self.packed != "rows":
+        if self.packed not in ("rows", "first"):
             outputs = self.head(outputs)
         states = states[0] if isinstance(states, tuple) else states
         return outputs if first else outputs.transpose(0, 1), self.of_states(states.transpose(0, 1))
@@ -85,7 +90,7 @@ def inputs(steps: int = 6) -> Tensor:
 
 
 CASES = [
-    *((kind, {"packed": packed}) for kind in KINDS for packed in ("", "padded", "rows")),
+    *((kind, {"packed": packed}) for kind in KINDS for packed in ("", "padded", "rows", "first")),
     *((kind, {"packed": packed, **DEEP}) for kind in KINDS for packed in ("", "rows")),
     *((kind, {"packed": packed, "bias": False, "batch_first": True}) for kind in KINDS for packed in ("", "padded")),
     (nn.RNN, {"nonlinearity": "relu"}),
@@ -113,11 +118,15 @@ def test_gradients_of_would_be_neurons_are_those_of_neurons_that_are_there_in_ea
         fan_ins = layer.random_fan_ins(COUNT, torch.Generator().manual_seed(1))
         with torch.no_grad(), layer.during(StepContext(samples=grower.samples)):
             passes = layer.passes_with(fan_ins)
+            later = layer.passes_with(fan_ins, later=True)
         grown, axes = copy.deepcopy(model), (layer.producer, *layer.other_producers)
         values = {(a.tensor, a.axis): layer.values(a, rows) for a, rows in zip(axes, fan_ins, strict=True)}
         width = ng.widths(grown, (x, LENGTHS))[layer.name]
         plan_neurons(grown, width, COUNT, values, generator=torch.Generator().manual_seed(0)).apply(grown)
-        for record, (seen,) in zip(layer.records, passes, strict=True):
+        for record, (seen,), (recorded,) in zip(layer.records, passes, later, strict=True):
+            assert isinstance(seen, Pass)
+            if isinstance(recorded, Recorded):
+                torch.testing.assert_close(recorded.completed(seen.h).owners, seen.owners)
             axis = record.route.consumer
             consumer = record.route.place(model, axis)
             found, _ = fold_gradients(consumer, seen.h, seen.D, seen.owners)

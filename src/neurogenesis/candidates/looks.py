@@ -73,6 +73,7 @@ class Recorded(NamedTuple):
     H: Tensor
     D: Tensor
     samples: Tensor | None = None
+    of_rows: Tensor | None = None
 
     @property
     def items(self) -> int:
@@ -96,11 +97,11 @@ class Recorded(NamedTuple):
 
     def copied(self) -> Recorded:
         """The same in memory of its own, to which nothing else is written."""
-        return Recorded(self.H_prev.clone(), self.H.clone(), self.D.clone(), self.samples)
+        return self._replace(H_prev=self.H_prev.clone(), H=self.H.clone(), D=self.D.clone())
 
     def completed(self, h: Tensor) -> Pass:
         """The pass with what candidates would add."""
-        return Pass(self.H, h, self.D, self.samples)
+        return Pass(self.H, h, self.D, self.samples, self.of_rows)
 
 
 Run = Callable[[int, Tensor], Tensor]

@@ -217,7 +217,7 @@ class Trials:
             for pair in (each for each in record.pairs if each.H.numel()):
                 usable = shortcut if record.route.side == "input" else None
                 if later and isinstance(usable, Chain) and usable.runs_later(pair):
-                    passes[number].append(Recorded(pair.H_prev, pair.H, pair.D, samples.of(pair.call)))
+                    passes[number].append(Recorded(pair.H_prev, pair.H, pair.D, samples.of(pair.call), pair.items))
                     continue
                 h = None if usable is None else usable.in_pair(candidates, pair, seed)
                 if h is not None and rows_match(consumer, pair.H, h):
