@@ -37,15 +37,17 @@ class Reader(nn.Module):
         packed: whether sequences are packed ("padded": and padded again), whether the next layer reads their rows
             ("rows"), and whether the first one does, too ("first").
         given: whether initial states are given.
+        tokens: whether the layer in front is an embedding.
         options: arguments of the recurrent layer.
     """
 
-    def __init__(self, kind: Any, packed: str = "", given: bool = False, **options: Any):
+    def __init__(self, kind: Any, packed: str = "", given: bool = False, tokens: bool = False, **options: Any):
         super().__init__()
         torch.manual_seed(0)
         self.packed, self.given = packed, given
         self.act = nn.Tanh()
-        self.embed, self.rnn = nn.Linear(3, 4), kind(4, 9 if "proj_size" in options else 5, **options)
+        self.embed: nn.Module = nn.Embedding(7, 4) if tokens else nn.Linear(3, 4)
+        self.rnn = kind(4, 9 if "proj_size" in options else 5, **options)
         size = self.rnn.proj_size or 5
         self.head, self.of_states = nn.Linear(size * (1 + self.rnn.bidirectional), 2), nn.Linear(size, 2)
 
@@ -85,8 +87,8 @@ def loss_of_samples(model: nn.Module, x: Tensor, chosen: Tensor) -> Tensor:
     return losses[chosen].sum() / len(x)
 
 
-def inputs(steps: int = 6) -> Tensor:
-    return randn(4, steps, 3).double()
+def inputs(tokens: bool = False) -> Tensor:
+    return torch.arange(24).reshape(4, 6) * 5 % 7 if tokens else randn(4, 6, 3).double()
 
 
 CASES = [
@@ -97,6 +99,7 @@ CASES = [
     *((nn.LSTM, {"packed": packed, "proj_size": 2}) for packed in ("", "padded", "rows")),
     *((nn.LSTM, {"packed": packed, "proj_size": 2, **DEEP}) for packed in ("", "rows")),
     (nn.LSTM, {"proj_size": 2, "bias": False, "batch_first": True}),
+    *((nn.GRU, {"packed": packed, "tokens": True}) for packed in ("", "first")),
 ]
 NAMED = [pytest.param(*case, id=f"{case[0].__name__} {' '.join(map(str, case[1].values()))}") for case in CASES]
 
@@ -105,7 +108,7 @@ NAMED = [pytest.param(*case, id=f"{case[0].__name__} {' '.join(map(str, case[1].
 def test_gradients_of_would_be_neurons_are_those_of_neurons_that_are_there_in_each_fold(
     kind: Any, options: dict[str, Any]
 ) -> None:
-    model, x = Reader(kind, **options).double(), inputs()
+    model, x = Reader(kind, **options).double(), inputs("tokens" in options)
     grower = ng.Grower(model, optim.SGD(model.parameters(), lr=0.0), "need", example=(x, LENGTHS), seed=0)
     assert {layer.name for layer in grower.layers} == {"embed", "rnn", *(["rnn#2"] if "proj_size" in options else [])}
     loss_of_samples(model, x, torch.ones(4, dtype=torch.bool)).backward()

@@ -48,9 +48,11 @@ def why_positions_mix(model: nn.Module, width: Width, route: Route, call: ModelC
     """Why an output of the producer cannot be followed to the consumer; None if it can, with or without a bridge.
 
     A recurrent layer mixes the positions of its inputs itself, so that those of its outputs make no difference; and
-    code that multiplies by a weight may arrange them as it likes.
+    code that multiplies by a weight, or looks up its rows, may arrange them as it likes.
     """
     producer, consumer = (route.place(model, axis) for axis in (route.producer, route.consumer))
+    if isinstance(producer, nn.Embedding):
+        return why_unsupported(model, route, route.consumer)
     if is_recurrent(producer) or isinstance(producer, Place) or isinstance(consumer, Place):
         problems = [why_unsupported(model, route, axis) for axis in (route.producer, route.consumer)]
         return problems[1] if is_recurrent(producer) else problems[0] or problems[1]

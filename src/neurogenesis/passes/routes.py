@@ -206,7 +206,8 @@ def _find_route(
         )
         later = frozenset(path for path, number in first_call.items() if number >= stop)
         # Whether candidates follow from its inputs and their weights.
-        alone = not (isinstance(modules[key(producer)], Product) or is_recurrent(modules[key(producer)]))
+        first = modules[key(producer)]
+        alone = not (isinstance(first, (Product, nn.Embedding)) or is_recurrent(first))
         chain, flattened = _chain(order[start : stop + 1], modules) if alone else (None, False)
         called, own = frozenset(first_call), {name: places[name] for name in places if name in first_call}
         by_product = any(_place_of(axis, own) is not None for axis in (*producers, consumer))
