@@ -125,8 +125,8 @@ class Record:
         if self.products is not None and part:
             products = self.products.after(products, part)
         new_rows = self.new_rows + rows
-        few = float(products.count) < LEAST_ROWS * inputs * groups
-        if few or (self.coefficients is not None and NEW_ROWS * new_rows < float(products.count)):
+        few = float(products.count.sum()) < LEAST_ROWS * inputs * groups
+        if few or (self.coefficients is not None and NEW_ROWS * new_rows < float(products.count.sum())):
             return replace(self, products=products, new_rows=new_rows)
         return replace(self, products=products, new_rows=0, coefficients=products.fit())
 

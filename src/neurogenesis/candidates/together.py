@@ -35,7 +35,7 @@ def can_be_together(consumer: nn.Module, groups: Sequence[Group]) -> bool:
 
 
 def _are_rows(each: Pass) -> bool:
-    known = each.samples is not None and len(each.samples) == len(each.H)
+    known = each.of_rows is None and each.samples is not None and len(each.samples) == len(each.H)
     return known and all(own.ndim == 2 and own.is_floating_point() for own in (each.H, each.h, each.D))
 
 
