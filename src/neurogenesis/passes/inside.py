@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map_only
 from ..structure.axes import Axis
 from ..structure.randomness import RandomState, random_state_restored
 from .packing import ends, shifted, tensor_of, with_tensor
-from .products import Act, Place
+from .products import Act, Place, Wanted, always
 from .replay import Hook
 
 
@@ -89,13 +89,14 @@ class Inside(Place):
     def multiplies(self, axis: Axis) -> bool:
         return axis.role == "consumer"
 
-    def observe(self, side: str, action: Act) -> Any:
+    def observe(self, side: str, action: Act, wanted: Wanted = always) -> Any:
         """Call `action` with the input or output whenever the layer runs; what it returns is ignored."""
         if side == "output":
-            return _GradientWatch(self, action)
+            return _GradientWatch(self, action, wanted)
 
         def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            action(self.inputs(LayerCall.of(layer, args, kwargs)))
+            if wanted():
+                action(self.inputs(LayerCall.of(layer, args, kwargs)))
 
         return self.layer.register_forward_pre_hook(Hook(before), with_kwargs=True)
 
@@ -111,8 +112,8 @@ class Inside(Place):
 class _GradientWatch:
     """Shows zeros in place of a product, and lets them get their gradient when those of all outputs have arrived."""
 
-    def __init__(self, place: Inside, action: Act):
-        self._place, self._action = place, action
+    def __init__(self, place: Inside, action: Act, wanted: Wanted):
+        self._place, self._action, self._wanted = place, action, wanted
         self._begun: list[tuple[LayerCall, Tensor]] = []
         layer = place.layer
         self._handles = (
@@ -126,6 +127,8 @@ class _GradientWatch:
 
     def _before(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._begun.clear()
+        if not self._wanted():
+            return
         weight = getattr(layer, self._place.name)
         zeros = weight.new_zeros(*tensor_of((*args, *kwargs.values())[0]).shape[:-1], len(weight))
         zeros.requires_grad_(torch.is_grad_enabled())

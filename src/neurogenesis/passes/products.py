@@ -34,6 +34,13 @@ Axes = tuple[int | None, ...]  # of a weight, for each axis of a view of it; Non
 Act = Callable[[Tensor], Tensor | None]
 
 
+Wanted = Callable[[], bool]
+
+
+def always() -> bool:
+    return True
+
+
 class Place(nn.Module):
     """The products with one weight of a model, as if they were a module. Actions are called with inputs and outputs.
 
@@ -53,8 +60,11 @@ class Place(nn.Module):
         """Whether the latest products were sums over this axis, if it is of a consumer, or else over the other one."""
         raise NotImplementedError
 
-    def observe(self, side: str, action: Act) -> Any:
-        """Call `action` with the input or output whenever the products are computed; returns a handle with `remove`."""
+    def observe(self, side: str, action: Act, wanted: Wanted = always) -> Any:
+        """Call `action` with the input or output whenever the products are computed; returns a handle with `remove`.
+
+        Where that takes another run, there is none unless `wanted()`.
+        """
         raise NotImplementedError
 
 
@@ -102,7 +112,7 @@ class Product(Place):
             tensor = tensor if new is None else new
         return tensor
 
-    def observe(self, side: str, action: Act) -> Handle:
+    def observe(self, side: str, action: Act, wanted: Wanted = always) -> Handle:
         """Call `action` with the input or output whenever the product runs under a `ProductWatch`."""
         self.actions[side].append(action)
         return Handle(self.actions[side], action)

@@ -21,7 +21,7 @@ from ..structure.randomness import random_state_restored, set_seed
 from ..structure.recurrent import is_recurrent
 from ..structure.running import constant_calls, internal_run, restoring_attributes
 from .packing import tensor_of, with_tensor
-from .products import Place, watching
+from .products import Place, Wanted, always, watching
 
 Side = Literal["input", "output"]
 
@@ -266,13 +266,14 @@ class Hook:
         return Hook, ()
 
 
-def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | None]) -> Any:
+def observe(module: nn.Module, side: Side, action: Callable[[Tensor], Tensor | None], wanted: Wanted = always) -> Any:
     """Call `action` with the input or output of a module whenever it runs; returns a handle with `remove`.
 
     The output of a recurrent layer is that without its states; of packed sequences, these are the rows.
+    Where it takes another run to find what is observed, there is none unless `wanted()`.
     """
     if isinstance(module, Place):
-        return module.observe(side, Hook(action))
+        return module.observe(side, Hook(action), wanted)
     if side == "output":
 
         def after(_: nn.Module, args: Any, output: Any) -> Any:

@@ -145,8 +145,11 @@ class Taps:
         name = record.width.name
         key = *record.key, what
 
+        def wanted() -> bool:
+            return name in self.wanted and not is_internal_run(self.model)
+
         def act(tensor: Tensor) -> None:
-            if name not in self.wanted or is_internal_run(self.model):
+            if not wanted():
                 return
             if self._call is not None:
                 if self._calls[key] <= constant:  # of a layer called more than once, the first call counts
@@ -158,7 +161,7 @@ class Taps:
 
         constant = constant_calls(module)
 
-        self._points.append(partial(observe, module, side, act))
+        self._points.append(partial(observe, module, side, act, wanted))
 
     def _tap_region(self, record: ConsumerRecord, module: nn.Module) -> None:
         key = *record.key, "region"
