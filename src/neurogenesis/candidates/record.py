@@ -14,8 +14,16 @@ from .fits import Products, fit_gains, unexplained
 from .folds import fold_gradients
 from .looks import Pass, joined, sampled_rows
 from .rows import (
-    Gain, channel_dim, channel_sums, groups_of, mean_squares, minus_means, squared_norm, sum_of, wide,
-)  # fmt: skip
+    Gain,
+    channel_dim,
+    channel_sums,
+    groups_of,
+    mean_squares,
+    minus_means,
+    squared_norm,
+    sum_of,
+    wide,
+)
 
 LEAST_ROWS = 2  # samples and positions of a fit, per input of the consumer
 ENOUGH_ROWS = 6  # per input: with fewer, a fit explains what it should not, so that steps wait for others

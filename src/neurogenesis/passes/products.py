@@ -143,10 +143,12 @@ class ProductWatch(TorchFunctionMode):
         super().__init__()
         # Each weight, and views of it that the model makes: the tensor, its products, and its axes.
         self._weights: dict[int, tuple[Tensor, list[Product], Axes]] = {}
-        self._replaced = set(tensors or {})
+        self._resized = set[str]()
         for product in products:
-            weight = (tensors or {}).get(product.tensor)
-            weight = model.get_parameter(product.tensor) if weight is None else weight
+            present: Tensor = model.get_parameter(product.tensor)
+            weight = (tensors or {}).get(product.tensor, present)
+            if weight.shape != present.shape:
+                self._resized.add(product.tensor)
             own = self._weights.setdefault(id(weight), (weight, [], tuple(range(weight.ndim))))
             own[1].append(product)
 
@@ -167,7 +169,7 @@ class ProductWatch(TorchFunctionMode):
                 form = Form.of(operands, number, known[2])
                 if form is not None:
                     for product in known[1]:
-                        if product.tensor not in self._replaced:  # by one with other lengths
+                        if product.tensor not in self._resized:
                             product.form = form
                     return form.run(known[1], operands, func, args, kwargs)
         return func(*args, **kwargs)
