@@ -60,11 +60,12 @@ STAGES = {"depths": (1, 1, 1, 1), "embed_dims": (8, 16, 24, 32)}
 SMALL: dict[str, tuple[int, dict[str, Any]]] = {
     "beit_base_patch16_224": (32, VIT),
     "cait_xxs24_224": (32, VIT),
+    "coat_lite_tiny": (64, {"img_size": 64}),
     "coatnet_nano_rw_224": (64, {"img_size": 64}),
     "convit_tiny": (32, VIT),
     "convnext_atto": (32, {"depths": (1, 1, 2, 1), "dims": (8, 12, 16, 20)}),
     "convnextv2_atto": (32, {"depths": (1, 1, 2, 1), "dims": (8, 12, 16, 20)}),
-    "davit_tiny": (64, {**STAGES, "num_heads": (2, 2, 3, 4)}),
+    "davit_tiny": (64, {**STAGES, "num_heads": (1, 2, 3, 4)}),
     "deit_tiny_distilled_patch16_224": (32, VIT),
     "eva02_tiny_patch14_224": (32, VIT),
     "eva_giant_patch14_224": (32, VIT),
@@ -72,7 +73,7 @@ SMALL: dict[str, tuple[int, dict[str, Any]]] = {
     "maxvit_rmlp_pico_rw_256": (64, {"img_size": 64}),
     "naflexvit_base_patch16_gap": (32, {key: VIT[key] for key in VIT if key != "img_size"}),
     "poolformer_s12": (64, {"layers": (1, 1, 1, 1), "embed_dims": (8, 12, 16, 20)}),
-    "pvt_v2_b0": (64, {**STAGES, "num_heads": (2, 2, 3, 4)}),
+    "pvt_v2_b0": (64, {**STAGES, "num_heads": (1, 2, 3, 4)}),
     "resnetv2_50": (64, {"layers": (1, 1, 1, 1)}),
     "swin_tiny_patch4_window7_224": (
         32,

@@ -143,3 +143,39 @@ def test_copies_of_one_part_of_what_a_norm_takes_the_mean_of_are_refused() -> No
     assert not found.growable
     (reason,) = {str(width.reason) for width in found if "one of several parts" in str(width.reason)}
     assert reason.endswith("where copies of one of several parts would change the mean of all")
+
+
+class Divided(nn.Module):
+    """Channel attention, whose heads split channels that layers in front of it take in chunks."""
+
+    def __init__(self, channels: int, chunks: int, heads: int) -> None:
+        super().__init__()
+        self.chunks, self.num_heads = chunks, heads
+        self.embed, self.qkv, self.out = (
+            nn.Linear(3, channels),
+            nn.Linear(channels, 3 * channels),
+            nn.Linear(channels, 2),
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        x = torch.cat([part.sigmoid() for part in self.embed(x).chunk(self.chunks, -1)], -1)
+        batch, length, channels = x.shape
+        q, k, v = self.qkv(x).reshape(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 4, 1).unbind(0)
+        y = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        return self.out(x + y.permute(0, 3, 1, 2).reshape(batch, length, channels))
+
+
+@pytest.mark.parametrize(("chunks", "heads", "size"), [(2, 4, 2), (4, 4, 1)], ids=["two heads each", "a head each"])
+def test_heads_grow_in_all_chunks_at_once(chunks: int, heads: int, size: int) -> None:
+    x = randn(2, 5, 3).double()
+    (width,) = ng.widths(Divided(12, chunks, heads).double(), x).growable
+    assert (width.size, width.unit) == (size, 3 * chunks)
+    model = Divided(12, chunks, heads).double()
+    ng.grow(model, "embed", 1, example=x)
+    assert model.num_heads == heads + chunks
+    check_all(Divided(12, chunks, heads).double(), x, 1e-10)
+
+
+def test_an_axis_that_code_divides_in_two_ways_stays_and_the_reason_says_how() -> None:
+    found = ng.widths(Divided(8, 3, 2), randn(2, 5, 3))
+    assert found["embed"].reason == "divided in two ways, as 3+3+2 and as 2*4"

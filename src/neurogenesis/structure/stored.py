@@ -8,6 +8,7 @@ and the channels of its input have one size, if the shape of the input gave the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from .known import Key, Known, Length, Multiple, Place, Quotient, Stored, key_of
 from .labels import Attribute
 from .reasons import Reason
 from .rules import Axes
-from .terms import Atom, Conflict, Product, Term, factor, fix, product, resolve, size, unify, without
+from .terms import Atom, Conflict, Product, Term, factor, fix, leaves, product, resolve, size, unify, without
 
 
 class Found(NamedTuple):
@@ -76,6 +77,10 @@ class Sources:
         except Conflict:
             if isinstance(found.number, Stored):
                 text = f"tied to others by {'.'.join(filter(None, (found.number.path, found.number.name)))}"
+                for each in (first, term):
+                    fix(each, Reason(text))
+            elif isinstance(found.number, Length) and Counter(leaves(first)) != Counter(leaves(term)):
+                text = f"divided in two ways, as {resolve(first)} and as {resolve(term)}"
                 for each in (first, term):
                     fix(each, Reason(text))
             # Otherwise the rehearsal shows where the model fails.

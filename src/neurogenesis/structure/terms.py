@@ -176,6 +176,9 @@ def split(term: Term, at: int) -> tuple[Term, Term]:
         if remainder:
             raise Conflict(term)
         head, tail = split(term.factors[0], outer_at)
+        for piece in (head, tail):  # one of several heads, for example
+            if isinstance(piece, Atom) and piece.size == 1 and not piece.fixed:
+                piece.beside = piece.beside or inner
         return product([head, inner]), product([tail, inner])
     heads: list[Term] = []
     tails = list(term.parts)
