@@ -88,3 +88,48 @@ def test_the_trainer_of_transformers_deepens_and_resumes(tmp_path: Path) -> None
         assert len(whole.model.layers) == 5 == whole.config.num_hidden_layers
         resumed = fit(str(tmp_path / "checkpoint-3"))
     assert same(whole, resumed)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("when", ["scheduled", "needed"])
+def test_accelerate_deepens_and_resumes(tmp_path: Path, when: Any, parts: int) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.state import AcceleratorState, GradientState
+
+    from neurogenesis.integrations.accelerate import register_for_checkpointing
+
+    depth = ng.Deepening((3, 5), at=(2, 5)) if when == "scheduled" else ng.Deepening(5, when=when)
+
+    def fit(steps: range, load: bool = False) -> tuple[torch.nn.Module, ng.Grower]:
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=parts)
+        torch.manual_seed(0)
+        model = Language(2)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        wrapped, stepper, schedule = accelerator.prepare(model, optimizer, schedule)
+        grower = ng.Grower(wrapped, stepper, "static", depth=depth)
+        register_for_checkpointing(accelerator, grower)
+        if load:
+            accelerator.load_state(str(tmp_path))
+        for step in steps:
+            for part in TEXT.roll(step, 0).chunk(parts):
+                with accelerator.accumulate(wrapped):
+                    logits = wrapped(part)
+                    loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), part[:, 1:].flatten())
+                    accelerator.backward(loss)
+                    stepper.step()
+                    schedule.step()
+                    stepper.zero_grad()
+                    grower.step()
+            if step == 3 and not load:
+                accelerator.save_state(str(tmp_path))
+        return model, grower
+
+    whole, first = fit(range(12))
+    resumed, second = fit(range(4, 12), load=True)
+    assert first.steps == second.steps == 12
+    assert when == "needed" or len(whole.blocks) == 5  # type: ignore[arg-type]
+    assert same(whole, resumed) and str(first.history) == str(second.history)
+    assert first.history.observations == second.history.observations

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import neurogenesis as ng
-from tests.stacks import CASES, Language, perceptron
+from tests.stacks import CASES, Block, Language, perceptron
 
 TEXT = CASES[0].example
 
@@ -128,3 +128,108 @@ def test_schedules_that_make_no_sense_are_refused() -> None:
     two = nn.Sequential(nn.Sequential(*perceptron(2)[:-1]), *[nn.Linear(8, 8), nn.ReLU()] * 1, nn.Linear(8, 2))
     with pytest.raises(ValueError, match="several stacks can deepen"):
         start(model=two, blocks=4, at=1, example=torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"amsgrad": True}])
+def test_optimizers_of_every_kind_train_through_a_deepening(options: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    model = Language(2)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, **options)
+    grower = ng.Grower(model, optimizer, "static", depth=ng.Deepening(4, at=3))
+    train(model, optimizer, grower, 6)
+    assert len(model.blocks) == 4
+    for own in model.parameters():
+        for name, state in optimizer.state[own].items():
+            assert name == "step" or state.shape == own.shape
+    new = model.blocks[1].mlp[2].weight
+    assert float(optimizer.state[new]["step"]) == 3 and bool(new.any())  # it has learned since
+
+
+def test_scaled_gradients_in_parts_train_through_a_deepening() -> None:
+    def trained(parts: int, scaled: bool) -> nn.Module:
+        torch.manual_seed(0)
+        model, optimizer, grower = start(model=Language(2).double(), blocks=4, at=3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        for step in range(6):
+            x = torch.randint(11, (4, 6), generator=torch.Generator().manual_seed(step))
+            for number, part in enumerate(x.chunk(parts)):
+                loss = model(part).square().mean() / parts
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                if number + 1 < parts:
+                    grower.step()  # too early, as in loops that call it after each backward pass
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            grower.step()
+        assert len(model.blocks) == 4 and [event.step for event in grower.history] == [3]
+        return model
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no optimizer step since the last call")
+        whole, *others = (trained(*each).state_dict() for each in ((1, False), (1, True), (2, True)))
+    for other in others:
+        assert list(other) == list(whole)
+        assert all(torch.allclose(own, whole[name], atol=1e-8) for name, own in other.items())
+
+
+def test_a_skipped_step_delays_nothing_and_breaks_nothing() -> None:
+    model, optimizer, grower = start(blocks=4, at=3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(6):
+            loss = model(TEXT).square().mean() * (float("inf") if step == 1 else 1.0)
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)  # not at the second time
+            scaler.update()
+            optimizer.zero_grad()
+            grower.step()
+    assert [(event.step, event.after) for event in grower.history] == [(3, 4)] and grower.steps == 5
+    assert all(bool(own.isfinite().all()) for own in model.parameters())
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+def test_an_average_follows_a_deepening(use_buffers: bool) -> None:
+    torch.manual_seed(0)
+    model = Language(2)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    average = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=use_buffers
+    )
+    grower = ng.Grower(model, optimizer, "static", depth=ng.Deepening(4, at=3), ema=average)
+    for step in range(6):
+        before = {name: own.clone() for name, own in average.module.named_parameters()}
+        train(model, optimizer, grower, 1)
+        if step == 2:  # deeper, and not averaged again yet
+            shallow = Language(2)
+            shallow.load_state_dict(before)
+            assert torch.allclose(average(TEXT), shallow(TEXT), atol=1e-6)
+        average.update_parameters(model)
+    assert list(average.module.state_dict()) == list(model.state_dict())
+    assert not set(map(id, average.module.parameters())) & set(map(id, model.parameters()))
+    new = average.module.blocks[1].mlp[2].weight
+    assert bool(new.any()) and not torch.equal(new, model.blocks[1].mlp[2].weight)
+
+
+def test_a_hook_that_comes_later_stops_the_deepening_and_leaves_the_model_as_it_was() -> None:
+    model, optimizer, grower = start(blocks=4, at=3)
+    train(model, optimizer, grower, 2)
+    handle = model.blocks[1].mlp.register_forward_hook(lambda *_: None)
+    names, held = list(model.state_dict()), list(optimizer.param_groups[0]["params"])
+    with pytest.raises(ValueError, match=r"blocks cannot deepen: blocks.1.mlp has a hook"):
+        train(model, optimizer, grower, 1)
+    assert list(model.state_dict()) == names and list(map(id, held)) == list(
+        map(id, optimizer.param_groups[0]["params"])
+    )
+    handle.remove()
+    train(model, optimizer, grower, 2)  # training goes on
+
+
+def test_a_stack_inside_a_stack_deepens_when_it_is_named() -> None:
+    inner = [nn.Sequential(Block(), Block()) for _ in range(2)]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(*inner), nn.Linear(8, 2))
+    x = torch.randn(3, 5, 4)
+    _, optimizer, grower = start(model=model, blocks=4, at=2, stack="1.1", example=x)
+    train(model, optimizer, grower, 3, x)
+    assert [len(each) for each in model[1]] == [2, 4]

@@ -15,7 +15,7 @@ from ..structure.modes import ordinary_tensors
 from ..surgery.optimizer_state import Optimizers
 from .finding import known_stacks
 from .plan import Block, DepthPlan
-from .planning import How, planned, rehearse_plans, why_refused
+from .planning import How, planned, rehearse_plans, used_elsewhere, why_refused
 from .rehearsal import Unequal
 from .stacks import Stack, Stacks
 
@@ -46,6 +46,12 @@ def plan_deepening(
             f"{found.name} cannot deepen without a change of the outputs: {lacking.reason}; how='copy' and "
             "how='random' change them"
         )
+    for number in set(behind) if how == "zero" else ():
+        if (name := used_elsewhere(model, found.run, number, found.projections[number])) is not None:
+            raise ValueError(
+                f"{found.name} cannot deepen behind {found.paths[number]}: {name} is used elsewhere, too, and cannot "
+                "be zero in one block alone"
+            )
     with ordinary_tensors(), torch.no_grad():
         plan = planned(model, found, behind, how, generator)
         _check(model, known, found, plan, equal=how == "zero")

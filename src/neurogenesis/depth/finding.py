@@ -17,7 +17,7 @@ from .chains import Chain, Ends, chains, repeated
 from .cloning import why_not_cloned
 from .counters import counters, indices
 from .flow import Flow, run
-from .planning import planned, rehearse_plans, why_refused
+from .planning import planned, rehearse_plans, used_elsewhere, why_refused
 from .rehearsal import Unequal
 from .residuals import Projections, projections
 from .runs import CONTAINERS, Run, runs, why_not_numbered
@@ -121,8 +121,10 @@ def _stack(model: nn.Module, flow: Flow, chain: Chain) -> Stack:
     stack.unsuitable = _unsuitable(model, chain.run)
     stack.reason = stack.unsuitable or next((each.reason for each in own if not each), None)
     if stack.unsuitable is None:
-        if outside := [name for each in own for name in each.zero | each.identity if _outside(model, chain.run, name)]:
-            stack.reason = f"{outside[0]} is used elsewhere, too, and cannot be zero in one block alone"
+        found = [used_elsewhere(model, chain.run, number, each) for number, each in enumerate(own)]
+        shared = [name for name in found if name is not None]
+        if shared:
+            stack.reason = f"{shared[0]} is used elsewhere, too, and cannot be zero in one block alone"
         stack.indices, stack.counters = indices(model, chain.run), counters(model, chain.run)
     return stack
 
@@ -151,14 +153,6 @@ def _unsuitable(model: nn.Module, run_: Run) -> str | None:
             if (problem := why_not_cloned(module, path)) is not None:
                 return problem
     return None
-
-
-def _outside(model: nn.Module, run_: Run, name: str) -> bool:
-    """Whether a parameter of a block belongs to other modules, too."""
-    inside = [path for number in range(len(run_)) for path in run_.paths(number) if name.startswith(f"{path}.")]
-    own = dict(model.named_parameters())[name]
-    names = [other for other, each in model.named_parameters(remove_duplicate=False) if each is own]
-    return not inside or any(not other.startswith(f"{inside[0]}.") for other in names)
 
 
 def _repeated(model: nn.Module, run_: Run) -> Stack:

@@ -186,7 +186,8 @@ def group_operations(
             places = {id(each): number for number, each in enumerate(after)}
             inserted: dict[int, list[Tensor]] = {}
             for olds, news in added:
-                own = [(places[id(old)], new) for old, new in zip(olds, news, strict=True) if id(old) in places]
+                pairs = zip(olds, news, strict=True)  # some of which are shared
+                own = [(places[id(old)], new) for old, new in pairs if id(old) in places and id(new) not in places]
                 if own:
                     inserted.setdefault(max(place for place, _ in own), []).extend(new for _, new in own)
             if not inserted and len(after) == len(before):

@@ -19,7 +19,7 @@ from ..surgery.plan import Surgery
 from .cloning import cloned
 from .counters import Counter
 from .operations import NoteOrigins, Outdate, SetChildren, SetItem, group_operations
-from .runs import Run, joined, reordered
+from .runs import Run, joined, reordered, users
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,12 +122,7 @@ class DepthPlan:
                 old = [own for module in self.run.modules(model, block.source) for own in module.parameters()]
                 added.append((old, [own for module in block.new for own in module.parameters()]))
         kept = {block.source for block in self.order if block.new is None}
-        stays = {
-            id(own)
-            for name, own in model.named_parameters(remove_duplicate=False)
-            if not any(_inside(name, self.run.paths(number)) for number in range(self.before) if number not in kept)
-        }
-        removed = {id(own) for own in model.parameters()} - stays
+        removed = {key for key, (_, each) in users(model, self.run).items() if kept.isdisjoint(each) and -1 not in each}
         sources = {block.source for block in self.order if block.new is not None}
         check_optimizers(
             model,

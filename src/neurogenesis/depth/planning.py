@@ -12,7 +12,7 @@ from .cloning import cloned, why_not_cloned
 from .plan import Block, DepthPlan
 from .rehearsal import Unequal, rehearse
 from .residuals import Projections
-from .runs import joined
+from .runs import Run, joined, users
 from .stacks import Stack, Stacks
 
 How = Literal["zero", "copy", "random"]
@@ -69,6 +69,12 @@ def sources_of(model: nn.Module, plan: DepthPlan) -> dict[int, Tensor]:
                 if plan.how != "random" and (child, name) not in made:
                     result[id(own)] = theirs[name]
     return result
+
+
+def used_elsewhere(model: nn.Module, run: Run, number: int, own: Projections) -> str | None:
+    """The name of a parameter that makes a block the identity, but belongs to other modules, too; None if none does."""
+    known, parameters = users(model, run), dict(model.named_parameters(remove_duplicate=False))
+    return next((name for name in sorted(own.zero | own.identity) if known[id(parameters[name])][1] != {number}), None)
 
 
 def _new_block(model: nn.Module, stack: Stack, source: int, how: How, generator: torch.Generator | None) -> Block:

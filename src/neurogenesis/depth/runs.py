@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -50,6 +50,27 @@ class Run:
     def modules(self, model: nn.Module, block: int) -> list[nn.Module]:
         """The modules of a block."""
         return [model.get_submodule(path) for path in self.paths(block)]
+
+
+def users(model: nn.Module, run: Run) -> dict[int, tuple[Tensor, set[int]]]:
+    """Parameters by id, each with the numbers of the blocks that have it; -1 stands for modules outside of all blocks.
+
+    A second name of a block, or of the list of all blocks, is no further user.
+    """
+    blocks = [run.modules(model, number) for number in range(len(run))]
+    tops = {module for block in blocks for module in block}
+    parts = {number: {each for module in block for each in module.modules()} for number, block in enumerate(blocks)}
+    outside, waiting = set[nn.Module](), [model]
+    while waiting:
+        module = waiting.pop()
+        if module not in tops and module not in outside:
+            outside.add(module)
+            waiting += module.children()
+    found: dict[int, tuple[Tensor, set[int]]] = {}
+    for number, modules in {-1: outside, **parts}.items():
+        for parameter in (own for module in modules for own in module.parameters(recurse=False)):
+            found.setdefault(id(parameter), (parameter, set()))[1].add(number)
+    return found
 
 
 def joined(*parts: str) -> str:

@@ -13,7 +13,7 @@ from ..structure.kept import kept_of
 from ..tables import table
 from .counters import Counter
 from .residuals import Projections
-from .runs import Run
+from .runs import Run, users
 
 
 @dataclass(eq=False)
@@ -46,14 +46,7 @@ class Stack:
 
     def shared(self, model: nn.Module) -> list[Tensor]:
         """Parameters of blocks that other modules have, too; copies of blocks share them."""
-        own: dict[int, Tensor] = {}
-        users: dict[int, set[int]] = {}
-        places = {path: number for number in range(self.blocks) for path in self.run.paths(number)}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            user = next((number for path, number in places.items() if name.startswith(f"{path}.")), -1)
-            own[id(parameter)] = parameter
-            users.setdefault(id(parameter), set()).add(user)
-        return [own[key] for key, each in users.items() if len(each) > 1]
+        return [parameter for parameter, each in users(model, self.run).values() if len(each) > 1]
 
     @property
     def blocks(self) -> int:
