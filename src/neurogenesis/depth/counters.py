@@ -16,6 +16,8 @@ from torch import nn
 from ..structure.randomness import random_state_restored
 from .runs import Run, reordered
 
+_Place = tuple[tuple[str | int, ...], int]  # attributes, keys and indices that lead to it, and `Counter.extra`
+
 
 @dataclass(frozen=True)
 class Counter:
@@ -160,21 +162,40 @@ def _counters_in(module: nn.Module, path: str, name: str, config: Any, run: Run)
         for steps, value in _places(config)
         if isinstance(value, list) and len(value) in sizes and len(value) > 1
     ]
-    # If several lists have an entry per block, all of them do, though making the module may need only one of them.
-    several = [lists] * (len(lists) > 1) + [[each] for each in lists]
+    several = [[each] for each in lists] + [lists] * (len(lists) > 1)
     options = [[number, *more] for more in ([], *several) for number in numbers] + several  # no more than is needed
+    options = [[number, *own] for number in numbers if (own := _following(config, number, lists))] + options
     with random_state_restored(module):
         for chosen in options:
             trial = copy.deepcopy(config)
             for steps, _ in chosen:
-                owner = trial
-                for step in steps[:-1]:
-                    owner = item(owner, step)
+                owner = _at(trial, steps[:-1])
                 value = item(owner, steps[-1])
                 set_item(owner, steps[-1], [*value, value[-1]] if isinstance(value, list) else value + 1)
             if _names(type(module), trial) == expected:
                 return [Counter(path, (name, *steps), extra) for steps, extra in chosen]
     return []
+
+
+def _following(config: Any, number: _Place, lists: Sequence[_Place]) -> list[_Place]:
+    """The lists that have one more entry in a config that is made with one more in a number."""
+    (name, *deeper), _ = number
+    if deeper or isinstance(config, dict):
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = type(config)(**{str(name): getattr(config, str(name)) + 1})
+    except Exception:  # it needs more, or is made in another way
+        return []
+    after = {steps: len(value) for steps, value in _places(made) if isinstance(value, list)}
+    return [each for each in lists if after.get(each[0]) == len(_at(config, each[0])) + 1]
+
+
+def _at(config: Any, steps: Sequence[str | int]) -> Any:
+    for step in steps:
+        config = item(config, step)
+    return config
 
 
 def _with_one_more(module: nn.Module, prefix: str, run: Run) -> set[str]:
