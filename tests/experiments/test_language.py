@@ -403,6 +403,11 @@ def test_groups_of_residual_blocks_deepen_together(tmp_path: Path) -> None:
     for _ in range(2):
         gradient_step(training, x[:4], y[:4], 1)
     assert training.training_flops == 2 * 3 * 4 * flops < 2 * 3 * 4 * training.flops
+    resumed = start_training(settings, data, torch.device("cpu"))
+    resumed.load(training.checkpoint())
+    assert (resumed.widths, resumed.hops) == (training.widths, [])
+    losses = [gradient_step(each, x[4:], y[4:], 1).loss for each in (training, resumed)]
+    assert losses[0] == losses[1]
     static = start_training(replace(settings, strategy="static", shape="0.125"), data, torch.device("cpu"))
     assert (training.widths, training.parameters, training.flops) == (static.widths, static.parameters, static.flops)
     assert static.widths["blocks"] == 3 and standard_sizes(settings)["blocks"] == 4  # type: ignore[index]

@@ -58,7 +58,7 @@ Parameters
 ----------
 study:
     One of {", ".join(STUDIES)}. Those with VGG-11 and WRN-28, pays and trigger-cost need a GPU; their
-    -small variants run on two cores.
+    -small variants and deepening-images run on two cores.
 out:
     Directory of the runs' directories. By default runs/ and the study's name.
 seeds:
