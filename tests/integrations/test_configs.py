@@ -15,6 +15,7 @@ import neurogenesis as ng
 
 pytest.importorskip("transformers")
 
+import transformers
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -225,9 +226,31 @@ def test_a_grown_vocabulary_beside_layers_that_differ_is_loaded_with_its_sizes(t
     ng.grow(model, "vocabulary", 2, example=example)
     with pytest.warns(UserWarning, match="one size for layers that differ"):
         save_pretrained(model, tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 20
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 22  # which the loss reads
+    assert model(**example, labels=TOKENS + 2).loss.isfinite()
     loaded = from_pretrained(LlamaForCausalLM, tmp_path)
     assert torch.equal(outputs(loaded, example), outputs(model, example)) and outputs(loaded, example).shape[-1] == 22
+
+
+@pytest.mark.parametrize("kind", ["Qwen3ForCausalLM", "Gemma3ForCausalLM"])
+def test_norms_that_share_an_eps_which_only_some_keep_are_loaded_with_their_sizes(kind: str, tmp_path: Path) -> None:
+    family: Any = getattr(transformers, kind)
+    torch.manual_seed(0)
+    config = family.config_class(vocab_size=20, **NARROW, num_key_value_heads=1, head_dim=4, rms_norm_eps=1e-3)
+    model, example = family(config).eval(), {"input_ids": TOKENS}
+    before = outputs(model, example)
+    ng.grow(
+        model, ng.widths(model, example)["model.layers.0.self_attn.o_proj"], 8
+    )  # across the norms of the stream only
+    assert torch.allclose(outputs(model, example), before, atol=1e-5)
+    problem = config_problem(model)
+    assert problem is not None and "has one number for model.layers.0.input_layernorm." in problem
+    with pytest.warns(UserWarning, match=r"one number for .*self_attn\.q_norm\.\w+, which differ here"):
+        assert not save_pretrained(model, tmp_path)
+    assert model.config.rms_norm_eps == 1e-3 and model.config.hidden_size == 8
+    assert torch.equal(outputs(from_pretrained(family, tmp_path), example), outputs(model, example))
+    with pytest.raises(RuntimeError, match="mismatch"):  # never silently another model
+        family.from_pretrained(tmp_path)
 
 
 def test_a_config_is_only_searched_where_the_model_differs(monkeypatch: pytest.MonkeyPatch) -> None:

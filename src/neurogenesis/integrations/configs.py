@@ -11,10 +11,10 @@ import copy
 import json
 import logging
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,12 +23,14 @@ from transformers import PreTrainedModel
 from ..structure.axes import Structure
 from ..structure.extensions import Operation, libraries_of, register
 from ..structure.finding import latest_structure
+from ..structure.interfaces import resized_interfaces
 from ..structure.kept import kept_of
 from ..structure.known import Place
 
 Shapes = Mapping[str, tuple[int, ...]]
 Misfits = dict[str, tuple[Any, Any]]
 _TRIALS = 60  # builds in a search
+Placed = TypeVar("Placed")
 Change = tuple[tuple[str, ...], str, Any]  # path of the nested config, name of the field, value
 
 
@@ -79,6 +81,8 @@ class _Search:
         places = None if structure is None else [place[:2] for place in structure.attribute_values()]
         self.traced = None if places is None else set(_below(path, places))
         self.reads = set() if structure is None else set(_below(path, structure.reads))
+        root = model if structure is None else structure.model() or model
+        self.interfaces = set(_below(path, resized_interfaces(root)))
         self.new, self.changes = self.old, list[Change]()
         self.nearest = self.misfits(self.old)  # of all that was tried
         self.refusal = ""
@@ -113,7 +117,7 @@ class _Search:
                 fields = ", ".join(f"{name}={value}" for _, name, value in both)
                 self.refusal = f"{type(config).__name__} refuses {fields}: {refusal}"
                 continue
-            if len(misfits) < len(self.nearest):
+            if len(misfits) < len(self.nearest) and self._lacking(built) <= self._lacking(self.old):
                 self.nearest = misfits
             if not misfits:
                 self.new, self.changes = built, both
@@ -121,6 +125,45 @@ class _Search:
             if len(misfits) < len(left) and self._changed(changed, both, misfits):
                 return True
         return False
+
+    def set_interfaces(self) -> None:
+        """Find the changes that make up for classes and tokens alone: the loss of a model reads their number."""
+        config, left = copy.deepcopy(self.model.config), self._wrong_axes(self.old)
+        places = {place: pair for place, pair in left.items() if place in self.interfaces}
+        for more in _same_values(config, list(dict.fromkeys(places.values()))):
+            changed = copy.deepcopy(config)
+            try:
+                for change in more:
+                    _set(changed, change)
+                built = Build.by(type(self.model), changed)
+            except Exception:  # the field means something else
+                continue
+            found = self._wrong_axes(built)
+            if found.items() < left.items() and places.keys() - found.keys() and _refusal(changed) is None:
+                config, left, self.new = changed, found, built
+                self.changes += more
+
+    def _wrong_axes(self, built: Build) -> dict[tuple[str, int], tuple[int, int]]:
+        """Lengths as built, and as they are, by tensor and axis, where they differ."""
+        return {
+            (name, axis): pair
+            for name, shape in self.wanted.shapes.items()
+            for axis, pair in enumerate(zip(built.shapes.get(name, shape), shape, strict=False))
+            if pair[0] != pair[1]
+        }
+
+    def _lacking(self, built: Build) -> set[str]:
+        """The tensors of the model that a config does not build."""
+        return self.wanted.shapes.keys() - built.shapes.keys()
+
+    def parted(self) -> str | None:
+        """Two attributes to which the config gives one number, as they have been so far, and which differ by now."""
+        counted = [place for place, value in self.wanted.numbers.items() if isinstance(value, float)]
+        for first, place in ((a, b) for a in counted for b in counted if a[1] == b[1]):
+            same = self.old.numbers.get(first) == self.old.numbers.get(place) == self.wanted.numbers[place]
+            if same and self.wanted.numbers[first] != self.wanted.numbers[place]:
+                return f"{_dotted(first)} and {_dotted(place)}"
+        return None
 
     def misfits(self, built: Build) -> Misfits:
         """What a config builds with another shape or number than the model has: both, by name."""
@@ -133,7 +176,7 @@ class _Search:
         for place, number in self.wanted.numbers.items():
             other = built.numbers.get(place, number)
             if other != number and self._counts(place, number, other):
-                result[".".join(filter(None, place))] = other, number
+                result[_dotted(place)] = other, number
         return result
 
     def _counts(self, place: Place, number: float, other: float) -> bool:
@@ -179,17 +222,22 @@ def config_problem(model: Any, path: str = "", structure: Structure | None = Non
         search = _Search(model, path, structure or latest_structure(model))
     except Exception as error:
         return f"{type(model).__name__} cannot be built from its config alone: {error}"
-    if search.run():
-        followers = list(search.followers())
-        for change in search.changes:
-            _set(model.config, change)
-        for module, name, value in followers:
-            setattr(module, name, value)
+    fits = search.run()
+    if not fits:
+        search.set_interfaces()
+    followers = list(search.followers())
+    for change in search.changes:
+        _set(model.config, change)
+    for module, name, value in followers:
+        setattr(module, name, value)
+    if fits:
         return None
     kind = type(model.config).__name__
     if _layers_differ(search.old.shapes, search.wanted.shapes):
         return f"{kind} has one size for layers that differ here"
     name, (built, wanted) = next(iter(search.nearest.items()))
+    if isinstance(wanted, float) and (parted := search.parted()) is not None:
+        return f"{kind} has one number for {parted}, which differ here"
     return search.refusal or f"{kind} gives {name} {built}, which is {wanted} here"
 
 
@@ -285,7 +333,11 @@ def _layers_differ(built: Shapes, wanted: Shapes) -> bool:
     return any(len(each) > 1 for each in shapes.values())
 
 
-def _below(path: str, places: Sequence[Place] | set[Place]) -> Iterator[Place]:
+def _dotted(place: Place) -> str:
+    return ".".join(filter(None, place))
+
+
+def _below(path: str, places: Iterable[tuple[str, Placed]]) -> Iterator[tuple[str, Placed]]:
     """Places in a submodule, with paths from there on."""
     for own, name in places:
         if not path or f"{own}.".startswith(f"{path}."):

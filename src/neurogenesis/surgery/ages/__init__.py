@@ -48,7 +48,7 @@ def resume(optimizer: Optimizer) -> None:
         >>> ng.ages.resume(again)
     """
     if any(KEY in optimizer.state.get(parameter, ()) for parameter in _parameters(optimizer)):
-        add_hooks(optimizer)
+        add_hooks(_with_hooks(optimizer))
 
 
 def forget(optimizer: Optimizer, parameters: Iterable[Tensor] | None = None) -> None:
@@ -58,7 +58,7 @@ def forget(optimizer: Optimizer, parameters: Iterable[Tensor] | None = None) -> 
     for number, state in states.items():
         if chosen is None or number in chosen:
             state.pop(KEY, None)
-    hooks = _hooks_of(optimizer)
+    hooks = _hooks_of(_with_hooks(optimizer))
     if hooks is not None and not any(KEY in state for state in states.values()):
         hooks.remove()
 
@@ -114,6 +114,13 @@ def _young_parameters(optimizer: Optimizer) -> list[tuple[Group, list[YoungParam
         for group in optimizer.param_groups
     ]
     return [(group, young) for group, young in result if young]
+
+
+def _with_hooks(optimizer: Any) -> Optimizer:
+    """The optimizer inside a wrapper without hooks of its own, such as Accelerate's."""
+    while not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        optimizer = optimizer.optimizer
+    return optimizer  # type: ignore[no-any-return]
 
 
 def _hooks_of(optimizer: Optimizer) -> _AgeHooks | None:
