@@ -11,6 +11,8 @@ from torch import nn
 import neurogenesis as ng
 import tests.torchvision_shim  # noqa: F401  lets torchvision be imported with a CPU build of torch
 
+from .zoo_families import families
+
 Maker = Callable[[], tuple[nn.Module, Any]]
 
 
@@ -183,8 +185,8 @@ def huggingface_models() -> Iterator[tuple[str, Maker]]:
         ng.internal_outputs(model, *hidden.get(name, ()))
         return model, example
 
-    for name in makers:
-        yield name, lambda name=name: made(name)
+    everything = {name: lambda name=name: made(name) for name in makers}
+    yield from sorted({**everything, **dict(families())}.items())
 
 
 FAMILIES = {"torchvision": torchvision_models, "timm": timm_models, "huggingface": huggingface_models}

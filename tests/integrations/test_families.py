@@ -13,7 +13,9 @@ from torch import Tensor, nn
 import neurogenesis as ng
 from tests.promises import check_all
 
-hf = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
+
+import transformers as hf
 
 TOKENS = torch.randint(3, 20, (2, 6), generator=torch.Generator().manual_seed(0))
 IDS = {"input_ids": TOKENS}
@@ -37,7 +39,8 @@ SEGMENTS = {"num_encoder_blocks": 1, "depths": [1], "sr_ratios": [2], "hidden_si
 
 def made(family: str, kind: str, experts: str = "eager", **options: Any) -> Any:
     torch.manual_seed(0)
-    model = getattr(hf, f"{family}{kind}")(getattr(hf, f"{family}Config")(**options))
+    name = kind if hasattr(hf, kind) else f"{family}{kind}"
+    model = getattr(hf, name)(getattr(hf, f"{family}Config")(**options))
     if model._can_set_experts_implementation():
         model.set_experts_implementation(experts)
     return model
@@ -87,6 +90,12 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor], dict[str, 
         {"stream": 1, "heads": 1, "neurons": 1},
         0,
     ),
+    "rotary embeddings as complex numbers": (
+        lambda: made("Llama4Text", "Llama4ForCausalLM", **EXPERTS, head_dim=4, intermediate_size_mlp=12, moe_layers=[]),
+        IDS,
+        {"stream": 1, "heads": 1, "neurons": 1},
+        0,
+    ),
     "a norm across all heads": (
         lambda: made("Olmo2", "ForCausalLM", **SHARED),
         IDS,
@@ -131,6 +140,15 @@ def test_a_kernel_that_takes_multiples_only_is_named_with_the_way_around_it() ->
     assert "model.set_experts_implementation('eager')" in str(width.why.kind.remedy)
     model.set_experts_implementation("eager")
     assert ng.widths(model, IDS)["model.embed_tokens"].growable
+
+
+def test_slopes_that_are_made_for_a_number_of_heads_are_named() -> None:
+    model = made("Mpt", "ForCausalLM", vocab_size=20, d_model=16, n_layers=1, n_heads=4, max_seq_len=16)
+    why = ng.widths(model, IDS)["transformer.blocks.0.attn.Wqkv"].why
+    assert why is not None and why.text.startswith(
+        "used with something made for this number of heads, as slopes of ALiBi"
+    )
+    assert "in a buffer of the layer" in str(why.kind.remedy)
 
 
 def test_finding_widths_leaves_hooks_as_they_are() -> None:

@@ -35,6 +35,10 @@ class Kind(Enum):
     NO_RULE = 1, "use operations that have a rule, or register a rule for this one with neurogenesis.rules"
     HARD_CODED_SHAPE = 1, "compute shapes from tensors (x.flatten(1), x.view(len(x), -1)) instead of hard-coding them"
     HARD_CODED_SIZE = 1, "compute sizes from tensors (x.shape[1]) instead of hard-coding them"
+    MADE_FOR_HEADS = (
+        1,
+        "those of present heads would change with the number: hold them in a buffer of the layer, an entry per head",
+    )
     FAILS = 1, "read sizes from tensors in the model's code instead of assuming the ones it was built with"
     ALIGNED = (
         0,

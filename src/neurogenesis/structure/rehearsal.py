@@ -44,14 +44,15 @@ def rehearse(
             if not rejected.atoms:
                 break
             blamed = _blamed(structure, rejected.atoms)
+            heads = [atom for atom, what in structure.counts.items() if what == "heads"]
             for atom in blamed:
-                fix(atom, _fixed_shape(rejected.operation, rejected.where))
+                fix(atom, _fixed_shape(rejected.operation, rejected.where, atom in heads))
             # Code that fails here also fails in every other instance of the same class.
             certain = rejected.certain or len(blamed) < len(rejected.atoms)
             if not certain and not rejected.key[0].__module__.startswith("torch.nn."):
                 for where, terms in operations.get(rejected.key, []):
                     for atom in {leaf for term in terms for leaf in leaves(term)} & set(candidates):
-                        fix(atom, _fixed_shape(rejected.operation, where))
+                        fix(atom, _fixed_shape(rejected.operation, where, atom in heads))
         except Exception:  # raised by the model itself, without a width to blame
             break
     streams = [atom for atom in candidates if structure.compensations.is_stream(atom)]
@@ -75,10 +76,13 @@ def _blamed(structure: Structure, atoms: Sequence[Atom]) -> Sequence[Atom]:
     return [atom for atom in atoms if atom not in heads] or atoms if heads.intersection(atoms) else atoms
 
 
-def _fixed_shape(operation: str, where: str) -> Reason:
+def _fixed_shape(operation: str, where: str, heads: bool) -> Reason:
     """Reason for an operation that fails at other sizes."""
     if operation in ("aten.view", "aten.reshape", "aten._unsafe_view"):
         return Reason(f"reshaped to a size hard-coded in {where}", Kind.HARD_CODED_SHAPE)
+    if heads and (operation in ("aten.add", "aten.mul", "aten.sub") or "attention" in operation):
+        text = f"used with something made for this number of heads, as slopes of ALiBi are, by {operation} in {where}"
+        return Reason(text, Kind.MADE_FOR_HEADS)
     return Reason(f"used with a hard-coded size by {operation} in {where}", Kind.HARD_CODED_SIZE)
 
 

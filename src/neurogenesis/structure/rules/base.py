@@ -148,10 +148,10 @@ def _factory(call: Call) -> list[Axes]:
 
 
 rule(
-    "_to_copy", "alias", "bernoulli", "cauchy", "clone", "copy", "detach", "dropout", "empty_like",
+    "_to_copy", "alias", "bernoulli", "cauchy", "clone", "complex", "copy", "detach", "dropout", "empty_like",
     "exponential", "fill", "full_like", "geometric", "hardswish", "leaky_relu", "lift_fresh", "log_normal",
-    "masked_fill", "native_dropout", "normal", "ones_like", "rand_like", "randint_like", "randn_like", "random",
-    "rrelu_with_noise", "uniform", "where", "zero", "zeros_like",
+    "masked_fill", "native_dropout", "normal", "ones_like", "polar", "rand_like", "randint_like", "randn_like",
+    "random", "rrelu_with_noise", "uniform", "where", "zero", "zeros_like",
 )(elementwise)  # fmt: skip
 
 

@@ -42,6 +42,18 @@ def _squeeze(call: Call) -> list[Axes]:
     return [[term for axis, term in enumerate(x) if axis not in dropped]]
 
 
+@rule("view_as_complex")
+def _view_as_complex(call: Call) -> list[Axes]:
+    *rest, parts = call.axes(call.arguments["self"])
+    call.fix(parts, "the two parts of complex numbers")
+    return [rest]
+
+
+@rule("view_as_real")
+def _view_as_real(call: Call) -> list[Axes]:
+    return [[*call.axes(call.arguments["self"]), Atom(2)]]
+
+
 @rule("t", "transpose", "permute")
 def _permute(call: Call) -> list[Axes]:
     x = call.axes(call.arguments["self"])
