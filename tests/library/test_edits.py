@@ -41,6 +41,20 @@ def test_two_axes_at_once_equal_one_after_the_other(data: st.DataObject, rows: i
     assert torch.equal(edited(old, [first, second]), expected)
 
 
+def test_many_short_runs_on_two_axes_equal_one_after_the_other() -> None:
+    """As where a factor grows inside of merged axes."""
+    old, places = torch.randn(60, 50, 2), [list(range(0, 3 * n // 2, 3)) for n in (60, 50)]
+    first = Edit("w", 0, 60, torch.tensor(places[0]), torch.randn(30, 50, 2), "producer")
+    second = Edit("w", 1, 50, torch.tensor(places[1]), torch.zeros(60, 25, 2), "consumer")
+    new = edited(old, [first, second])
+    expected = oracles.insert(oracles.insert(old, 0, places[0], first.values), 1, places[1], torch.zeros(90, 25, 2))
+    assert torch.equal(new, expected)
+    removals = [
+        Edit("w", axis, new.shape[axis], torch.tensor(places[axis]), None, "producer") for axis in range(old.ndim - 1)
+    ]
+    assert torch.equal(edited(new, removals), old)
+
+
 @given(data=st.data(), shape=st.lists(st.integers(1, 5), min_size=1, max_size=4))
 def test_averages_equal_the_oracle_and_are_removed_without_a_trace(data: st.DataObject, shape: list[int]) -> None:
     old, copy = torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)

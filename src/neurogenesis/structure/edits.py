@@ -38,6 +38,9 @@ class TensorEdit(Protocol):
         """Why the edit cannot be applied to a tensor; None if it can."""
 
 
+Run = tuple[int, int, int]  # old start, new start, length
+
+
 @dataclass(frozen=True)
 class Edit:
     """Positions to insert into, or remove from, one axis of a parameter or buffer.
@@ -223,18 +226,42 @@ def edited(old: Tensor, edits: Sequence[Edit], fills: Mapping[int, Tensor | floa
     new = _empty_like(old, new_shape(old.shape, edits))
     runs = [_kept_runs(old.shape[axis], [e for e in edits if e.axis == axis]) for axis in range(old.ndim)]
     edited_axes = [axis for axis in range(old.ndim) if any(edit.axis == axis for edit in edits)]
-    for chosen in combinations(*(runs[axis] for axis in edited_axes)):
-        source, target = old, new
-        for axis, (old_start, new_start, length) in zip(edited_axes, chosen, strict=True):
-            source = source.narrow(axis, old_start, length)
-            target = target.narrow(axis, new_start, length)
-        target.copy_(source)
+    if prod(len(runs[axis]) for axis in edited_axes) > _MANY_RUNS:
+        _copy_by_positions(old, new, {axis: runs[axis] for axis in edited_axes})
+    else:
+        _copy_by_runs(old, new, {axis: runs[axis] for axis in edited_axes})
     for edit in edits:
         if edit.values is not None:
             fill = edit.new_entries(old) if fills is None else fills[edit.axis]
             assert fill is not None
             _insert(new, edit, fill, [other for other in edits if other is not edit and other.axis != edit.axis])
     return new
+
+
+_MANY_RUNS = 256
+
+
+def _copy_by_runs(old: Tensor, new: Tensor, runs: Mapping[int, Sequence[Run]]) -> None:
+    """Copy what is kept, run by run."""
+    for chosen in combinations(*runs.values()):
+        source, target = old, new
+        for axis, (old_start, new_start, length) in zip(runs, chosen, strict=True):
+            source = source.narrow(axis, old_start, length)
+            target = target.narrow(axis, new_start, length)
+        target.copy_(source)
+
+
+def _copy_by_positions(old: Tensor, new: Tensor, runs: Mapping[int, Sequence[Run]]) -> None:
+    """Copy what is kept, axis by axis, where entries inserted between present ones leave many short runs of them."""
+    for number, (axis, own) in enumerate(runs.items()):
+        sources, targets = (
+            torch.cat([torch.arange(each[place], each[place] + each[2]) for each in own]).to(old.device)
+            for place in (0, 1)
+        )
+        shape = [length if each != axis else new.shape[axis] for each, length in enumerate(old.shape)]
+        wider = new if number == len(runs) - 1 else old.new_zeros(shape)
+        wider.index_copy_(axis, targets, old.index_select(axis, sources))
+        old = wider
 
 
 def adjusted(present: Tensor, factor: float = 1.0, added: Tensor | None = None, shift: float = 0.0) -> Tensor:
@@ -270,8 +297,8 @@ def _insert(new: Tensor, edit: Edit, fill: Tensor | float, others: Sequence[Edit
     new.index_copy_(edit.axis, positions, fill.to(new))
 
 
-def _kept_runs(length: int, edits: Sequence[Edit]) -> list[tuple[int, int, int]]:
-    """Contiguous runs (old start, new start, length) of positions that are kept."""
+def _kept_runs(length: int, edits: Sequence[Edit]) -> list[Run]:
+    """Contiguous runs of positions that are kept."""
     if not edits:
         return [(0, 0, length)]
     (edit,) = edits
@@ -282,7 +309,7 @@ def _kept_runs(length: int, edits: Sequence[Edit]) -> list[tuple[int, int, int]]
     return list(_runs(old, new))
 
 
-def _runs(old: Tensor, new: Tensor) -> Iterator[tuple[int, int, int]]:
+def _runs(old: Tensor, new: Tensor) -> Iterator[Run]:
     breaks = ((old.diff() != 1) | (new.diff() != 1)).nonzero().flatten() + 1
     bounds = [0, *breaks.tolist(), len(old)]
     for start, stop in pairwise(bounds):
