@@ -16,6 +16,7 @@ from neurogenesis.experiments.studies import STUDIES
 from neurogenesis.report.names import strategy_name
 from tools.results import claims, records
 from tools.results.claims import claims_table
+from tools.results.tables import dynamic_table, preset_table
 
 Outcome = tuple[float, tuple[int, ...]]
 """Accuracy in percent, and widths."""
@@ -162,6 +163,21 @@ def test_two_seeds_are_too_few_to_judge(results: Path) -> None:
     write(results, "mnist-dynamic", dynamic(), seeds=2)
     assert verdicts("mnist-dynamic") == ["not run yet"] * 4
     assert set(figures("mnist-dynamic")) == {"24 of 24 runs are done"}
+
+
+def test_tables_of_mnist(results: Path) -> None:
+    write(results, "mnist-dynamic", dynamic())
+    columns = ["strategy", "seeds", "test accuracy, %", "parameters", "hidden1", "hidden2"]
+    assert list(dynamic_table()[0]) == columns
+    write(results, "mnist-paper", dynamic(north_select=(97.0, (200, 100))))
+    rows = {row["strategy"]: row for row in dynamic_table()}
+    assert all(list(row)[:6] == columns and len(row) == 10 for row in rows.values())
+    assert rows["NORTH-Select"]["test accuracy, %"] == "98.20 ± 0.10"
+    assert rows["NORTH-Select"]["without ages and margin: test accuracy, %"] == "97.00 ± 0.10"
+    assert rows["Big static"]["without ages and margin: hidden1"] == ""
+    write(results, "mnist-preset", lambda settings, strategy: (98.0, (256, 256)))
+    scheduled = preset_table()
+    assert len(scheduled) == 15 and {row["schedule"] for row in scheduled} == {"linear", "batched", "static"}
 
 
 # --- small variants -------------------------------------------------------------------------------------------

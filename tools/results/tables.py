@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from neurogenesis.report.against_static import Quantity, Setting
 from neurogenesis.report.compute_tables import compute_tables
 from neurogenesis.report.numbers import plus_minus, signed
 from neurogenesis.report.sections import Configuration
 
-from .records import by_strategy, comparison, exists, section
+from .records import comparison, exists, section
 
 Row = Mapping[str, str]
 
@@ -37,30 +37,29 @@ def digits_table() -> list[Row]:
 
 def dynamic_table() -> list[Row]:
     """Strategies that decide themselves on MNIST, with the defaults and as in the paper."""
-    as_in_paper = by_strategy("mnist-paper") if exists("mnist-paper") else {}
-    rows = []
-    for c in section("mnist-dynamic").finished:
-        row = {
+    as_in_paper = (
+        {c.strategy: c for c in section("mnist-paper").finished if not c.scheduled} if exists("mnist-paper") else {}
+    )
+    return [
+        {
             "strategy": c.name,
             "seeds": str(len(c.finished)),
             "test accuracy, %": plus_minus(c.results["accuracy"], ".2f"),
             "parameters": plus_minus(c.results["parameters"]),
             **_widths(c),
+            **(_without_ages(as_in_paper.get(c.strategy), list(c.widths)) if as_in_paper else {}),
         }
-        if as_in_paper:
-            row |= _without_ages(as_in_paper.get(c.strategy))
-        rows.append(row)
-    return rows
+        for c in section("mnist-dynamic").finished
+    ]
 
 
-def _without_ages(c: Configuration | None) -> Row:
-    if c is None or c.scheduled:
-        return {"without ages and margin: seeds": "", "accuracy, %": "", "hidden1 ": "", "hidden2 ": ""}
-    return {
-        "without ages and margin: seeds": str(len(c.finished)),
-        "accuracy, %": plus_minus(c.results["accuracy"], ".2f"),
-        **{f"{name} ": plus_minus(c.widths[name], ".0f") for name in c.widths},
-    }
+def _without_ages(c: Configuration | None, layers: Sequence[str]) -> Row:
+    """The same strategy without ages and margin; nothing for those that were not run so."""
+    found = dict.fromkeys(("seeds", "test accuracy, %", *layers), "")
+    if c is not None:
+        accuracy = plus_minus(c.results["accuracy"], ".2f")
+        found |= {"seeds": str(len(c.finished)), "test accuracy, %": accuracy, **_widths(c)}
+    return {f"without ages and margin: {name}": text for name, text in found.items()}
 
 
 def preset_table() -> list[Row]:
