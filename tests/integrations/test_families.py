@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from tests.promises import check_all
 pytest.importorskip("transformers")
 
 import transformers as hf
+
+from neurogenesis.integrations.huggingface import from_pretrained, save_pretrained
 
 TOKENS = torch.randint(3, 20, (2, 6), generator=torch.Generator().manual_seed(0))
 IDS = {"input_ids": TOKENS}
@@ -90,6 +93,12 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor], dict[str, 
         {"stream": 1, "heads": 1, "neurons": 1},
         0,
     ),
+    "slices of one projection by numbers in the config": (
+        lambda: made("Phi3", "ForCausalLM", **SHARED),
+        IDS,
+        {"stream": 1, "heads": 1, "neurons": 1},
+        0,
+    ),
     "rotary embeddings as complex numbers": (
         lambda: made("Llama4Text", "Llama4ForCausalLM", **EXPERTS, head_dim=4, intermediate_size_mlp=12, moe_layers=[]),
         IDS,
@@ -156,3 +165,31 @@ def test_finding_widths_leaves_hooks_as_they_are() -> None:
     ng.widths(model, {"pixel_values": IMAGES.float()})
     seen = model(IMAGES.float(), output_hidden_states=True).hidden_states
     assert len(seen) == 1
+
+
+def test_layers_that_read_the_number_of_heads_from_one_config_grow_together_and_are_saved(tmp_path: Path) -> None:
+    options = {**SHARED, "num_hidden_layers": 2}
+    model = made("Phi3", "ForCausalLM", **options).eval()
+    found = ng.widths(model, IDS)
+    (heads,) = (width for width in found.growable if width.kind == "heads")
+    before = model(**IDS).logits
+    ng.grow(model, heads, 1)  # a key head with its two queries, in both layers
+    assert torch.allclose(model(**IDS).logits, before, atol=1e-6)
+    assert [layer.self_attn.num_key_value_heads for layer in model.model.layers] == [3, 3]
+    assert model.config.num_attention_heads == 6
+    with pytest.warns(UserWarning, match="Phi3Config gives"):  # it has no field for the size of a head
+        assert not save_pretrained(model, tmp_path)
+    assert model.config.num_attention_heads == 6
+    loaded = from_pretrained(type(model), tmp_path)
+    assert torch.equal(loaded(**IDS).logits, model(**IDS).logits)
+    ng.shrink(model, heads, [2])
+    assert model.config.num_attention_heads == 4 and model.config.num_key_value_heads == 2
+
+
+def test_finding_widths_leaves_configs_as_they_are() -> None:
+    model = made("Phi3", "ForCausalLM", **SHARED)
+    before = dict(vars(model.config))
+    ng.widths(model, IDS)
+    assert {name: (type(value), value) for name, value in vars(model.config).items()} == {
+        name: (type(value), value) for name, value in before.items()
+    }

@@ -26,12 +26,12 @@ from ..structure.finding import latest_structure
 from ..structure.interfaces import resized_interfaces
 from ..structure.kept import kept_of
 from ..structure.known import Place
+from ..structure.paths import attribute_at, set_attribute
+from .config_fields import Change, Misfits, by_factors, differing_pairs, refusal_of, same_values, set_field
 
 Shapes = Mapping[str, tuple[int, ...]]
-Misfits = dict[str, tuple[Any, Any]]
 _TRIALS = 60  # builds in a search
 Placed = TypeVar("Placed")
-Change = tuple[tuple[str, ...], str, Any]  # path of the nested config, name of the field, value
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class _Search:
 
     def _changed(self, config: Any, changes: list[Change], left: Misfits) -> bool:
         """Whether more changes leave no misfit; each must leave fewer. Tried first are fields that have the value."""
-        pairs, set_before = _pairs(left), {change[:2] for change in changes}
-        for more in (*_same_values(config, pairs), *_factors(config, pairs)):
+        pairs, set_before = differing_pairs(left), {change[:2] for change in changes}
+        for more in (*same_values(config, pairs), *by_factors(config, pairs)):
             both = [*changes, *more]
             key = frozenset(map(repr, both))
             if key in self._tried or not set_before.isdisjoint(change[:2] for change in more):
@@ -108,12 +108,12 @@ class _Search:
             changed = copy.deepcopy(config)
             try:
                 for change in more:
-                    _set(changed, change)
+                    set_field(changed, change)
                 built = Build.by(type(self.model), changed)
             except Exception:  # the field means something else
                 continue
             misfits = self.misfits(built)
-            if not misfits and (refusal := _refusal(changed)) is not None:
+            if not misfits and (refusal := refusal_of(changed)) is not None:
                 fields = ", ".join(f"{name}={value}" for _, name, value in both)
                 self.refusal = f"{type(config).__name__} refuses {fields}: {refusal}"
                 continue
@@ -130,16 +130,16 @@ class _Search:
         """Find the changes that make up for classes and tokens alone: the loss of a model reads their number."""
         config, left = copy.deepcopy(self.model.config), self._wrong_axes(self.old)
         places = {place: pair for place, pair in left.items() if place in self.interfaces}
-        for more in _same_values(config, list(dict.fromkeys(places.values()))):
+        for more in same_values(config, list(dict.fromkeys(places.values()))):
             changed = copy.deepcopy(config)
             try:
                 for change in more:
-                    _set(changed, change)
+                    set_field(changed, change)
                 built = Build.by(type(self.model), changed)
             except Exception:  # the field means something else
                 continue
             found = self._wrong_axes(built)
-            if found.items() < left.items() and places.keys() - found.keys() and _refusal(changed) is None:
+            if found.items() < left.items() and places.keys() - found.keys() and refusal_of(changed) is None:
                 config, left, self.new = changed, found, built
                 self.changes += more
 
@@ -227,10 +227,12 @@ def config_problem(model: Any, path: str = "", structure: Structure | None = Non
         search.set_interfaces()
     followers = list(search.followers())
     for change in search.changes:
-        _set(model.config, change)
+        set_field(model.config, change)
     for module, name, value in followers:
         setattr(module, name, value)
     if fits:
+        fields = kept_of(model).fields
+        fields.update({place: attribute_at(model.get_submodule(place[0]), place[1]) for place in fields})
         return None
     kind = type(model.config).__name__
     if _layers_differ(search.old.shapes, search.wanted.shapes):
@@ -241,88 +243,21 @@ def config_problem(model: Any, path: str = "", structure: Structure | None = Non
     return search.refusal or f"{kind} gives {name} {built}, which is {wanted} here"
 
 
-# --- candidates ------------------------------------------------------------------------------------------
+@contextmanager
+def as_built(model: nn.Module) -> Iterator[None]:
+    """Give the fields of configs that follow sizes the values that built the model, from which others follow.
 
-
-def _pairs(misfits: Misfits) -> list[tuple[float, float]]:
-    """Sizes and numbers as built, and as they are, where they differ."""
-    found: dict[tuple[float, float], None] = {}
-    for built, wanted in misfits.values():
-        if isinstance(built, tuple) and isinstance(wanted, tuple):
-            found.update(dict.fromkeys(zip(built, wanted, strict=False)))
-        elif not isinstance(built, tuple) and not isinstance(wanted, tuple):
-            found[built, wanted] = None
-    return [pair for pair in found if pair[0] != pair[1]]
-
-
-def _same_values(config: Any, pairs: Sequence[tuple[float, float]]) -> Iterator[list[Change]]:
-    """Changes of fields that have the old value: numbers, or names by number; then of fields that are not set."""
-    fields = list(_fields(config))
-    for old, new in pairs:
-        for path, name, value in fields:
-            if type(value) is type(old) and value == old:
-                yield [(path, name, new)]
-        counted = [
-            (path, name, _counted(value, int(new)))
-            for path, name, value in fields
-            if isinstance(value, dict) and isinstance(old, int) and len(value) == old and _is_counted(value)
-        ]
-        for path in dict.fromkeys(path for path, *_ in counted):
-            yield [change for change in counted if change[0] == path]
-    for _, new in pairs:
-        yield from ([(path, name, new)] for path, name, value in fields if value is None and isinstance(new, int))
-
-
-def _factors(config: Any, pairs: Sequence[tuple[float, float]]) -> Iterator[list[Change]]:
-    """Changes of fields that are a factor of the old value, or that the value is divided by, such as heads."""
-    for old, new in pairs:
-        if not isinstance(old, int) or not isinstance(new, int) or min(old, new) < 1:
-            continue
-        for path, name, value in _fields(config):
-            if type(value) is int and value > 0 and value != old:
-                if old % value == 0 and value * new % old == 0:
-                    yield [(path, name, value * new // old)]
-                if value * old % new == 0 and value * old != value * new:
-                    yield [(path, name, value * old // new)]
-
-
-def _is_counted(value: Mapping[Any, Any]) -> bool:
-    """Whether a dict names the numbers from 0 on, or numbers names so."""
-    numbers = list(range(len(value)))
-    return bool(value) and (list(value) == numbers or list(value.values()) == numbers)
-
-
-def _counted(value: Mapping[Any, Any], size: int) -> dict[Any, Any]:
-    """Such a dict with another number of entries; new ones have the names that Transformers gives to labels."""
-    pairs = list(value.items())[:size]
-    named = isinstance(pairs[0][1], str)
-    more = [(n, f"LABEL_{n}") if named else (f"LABEL_{n}", n) for n in range(len(pairs), size)]
-    return dict([*pairs, *more])
-
-
-def _fields(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """Path, name and value of each field in a config and in nested configs."""
-    for name, value in vars(config).items():
-        if hasattr(value, "to_diff_dict"):  # a config
-            yield from _fields(value, (*path, name))
-        elif not name.startswith("_"):
-            yield path, name, value
-
-
-def _set(config: Any, change: Change) -> None:
-    path, field, value = change
-    for name in path:
-        config = getattr(config, name)
-    setattr(config, field, value)
-
-
-def _refusal(config: Any) -> str | None:
-    """Why a config could not be saved and loaded; None if it can."""
+    A model that is built from such a config is resized to the saved sizes, and its fields are set then.
+    """
+    places = [(model.get_submodule(path), name, value) for (path, name), value in kept_of(model).fields.items()]
+    present = [attribute_at(module, name) for module, name, _ in places]
     try:
-        type(config).from_dict(config.to_dict())
-    except Exception as error:
-        return str(error).strip().splitlines()[-1].strip()
-    return None
+        for module, name, value in places:
+            set_attribute(module, name, value)
+        yield
+    finally:
+        for (module, name, _), value in zip(places, present, strict=True):
+            set_attribute(module, name, value)
 
 
 def _layers_differ(built: Shapes, wanted: Shapes) -> bool:
@@ -365,7 +300,10 @@ class Configs:
     """The extension for models of Transformers: after surgery by hand, their configs follow if they can."""
 
     def limit(self, model: nn.Module, structure: Structure) -> None:
-        """Nothing: operations show all limits."""
+        """Note the fields of configs that the model's code reads sizes from; operations show all limits."""
+        for each in structure.attributes:
+            if "." in each.name:
+                kept_of(model).fields.setdefault((each.module, each.name), each.value())
 
     def idle(self, model: nn.Module) -> Container[str]:
         """Nothing."""

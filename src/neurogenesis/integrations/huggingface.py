@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from ..strategies import strategy as as_strategy
 from ..structure.finding import widths
 from ..structure.saved_sizes import SavedSizes
 from .checkpoints import KEY, resize_model, with_shared
-from .configs import config_problem, has_adapters, update_config
+from .configs import as_built, config_problem, has_adapters, update_config
 from .growers import growth_of, training_samples
 from .pretrained import from_pretrained, save_pretrained, saved_files, saved_names
 
@@ -134,8 +135,9 @@ class GrowerCallback(TrainerCallback):  # type: ignore[misc]
         content = growth_of(self.grower)
         replace_file(directory / f"{KEY}.pt", lambda partial: torch.save(content, partial))
         SavedSizes.of(model).write(directory / f"{KEY}.json")
-        if _has_config(model) and update_config(model):
-            model.config.save_pretrained(directory)
+        if _has_config(model):
+            with nullcontext() if update_config(model) else as_built(model):
+                model.config.save_pretrained(directory)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

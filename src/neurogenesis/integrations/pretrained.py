@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from torch import nn
 from ..structure.axes import unwrapped
 from ..structure.saved_sizes import SavedSizes
 from .checkpoints import KEY, load_weights, read_state
-from .configs import Build, config_problem, has_adapters
+from .configs import Build, as_built, config_problem, has_adapters
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -48,7 +49,8 @@ def save_pretrained(model: nn.Module, path: str | PathLike[str]) -> bool:
     model = unwrapped(model)
     problem = None if has_adapters(model) else config_problem(model)
     follows = _base_has_config_sizes(model) if has_adapters(model) else problem is None
-    model.save_pretrained(path)  # type: ignore[operator]
+    with nullcontext() if problem is None else as_built(model):
+        model.save_pretrained(path)  # type: ignore[operator]
     SavedSizes.of(model).write(Path(path) / f"{KEY}.json")
     if problem is not None:
         warnings.warn(

@@ -17,6 +17,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..structure.paths import attribute_at, set_attribute
 from ..structure.randomness import random_state_restored, set_seed
 from ..structure.recurrent import is_recurrent
 from ..structure.running import constant_calls, internal_run, restoring_attributes
@@ -310,11 +311,11 @@ def observe_call(module: nn.Module, action: Callable[[ModelCall], None]) -> Any:
 @contextmanager
 def temporary_attributes(values: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
     """Set attributes of modules inside the context and restore them afterwards."""
-    before = [(module, name, getattr(module, name)) for module, name, _ in values]
+    before = [(module, name, attribute_at(module, name)) for module, name, _ in values]
     try:
         for module, name, value in values:
-            setattr(module, name, value)
+            set_attribute(module, name, value)
         yield
     finally:
         for module, name, value in before:
-            setattr(module, name, value)
+            set_attribute(module, name, value)

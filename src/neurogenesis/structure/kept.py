@@ -25,6 +25,7 @@ class Kept:
         origins: stacks that have got other blocks (`origins`).
         surgeries: when entries of parameters were added (`surgery.newborn`).
         built: what its config builds, and that config (`integrations.configs`).
+        fields: fields of its config that follow sizes, with the values that built it (`integrations.configs`).
         internal_run: whether the library runs it, which hooks ignore (`running`).
         constant_calls: the number of its calls before the first that depends on the model's input (`running`).
         attached: the `Grower`, so that growth by hand uses its optimizers, and another one replaces it (`attached`).
@@ -41,6 +42,7 @@ class Kept:
     origins: tuple[Any, ...] = ()
     surgeries: Any = None
     built: Any = None
+    fields: dict[tuple[str, str], Any] = field(default_factory=dict)
     internal_run: bool = False
     constant_calls: int = 0
     attached: ReferenceType[Any] | None = None

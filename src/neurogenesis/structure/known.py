@@ -46,6 +46,10 @@ class Known(int):
         number = int.__mul__(self, other)
         return Multiple.of(factors, number) if isinstance(other, int) else number
 
+    def __add__(self, other: Any) -> Any:
+        found = int.__add__(self, other)
+        return Position.of(self, other, found) if isinstance(other, Known) else found
+
     def __eq__(self, other: object) -> bool:
         equal = int(self) == other
         if equal:
@@ -134,6 +138,20 @@ class Multiple(Known):
         """A product with its factors."""
         result = Multiple(value)
         result.factors = factors
+        return result
+
+
+class Position(Known):
+    """A place that is so many entries behind another one."""
+
+    start: Known
+    length: Known
+
+    @staticmethod
+    def of(start: Known, length: Known, value: int) -> Position:
+        """A place with the one before it."""
+        result = Position(value)
+        result.start, result.length = start, length
         return result
 
 

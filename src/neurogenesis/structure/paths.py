@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ def tensor_at(model: nn.Module, name: str) -> Tensor:
 
 
 def attribute_at(module: nn.Module | None, name: str, default: Any = None) -> Any:
-    """The value of an attribute; a list of numbers as a tuple.
+    """The value of an attribute, or of a field of a config (``config.hidden_size``); a list of numbers as a tuple.
 
     Example:
         >>> module = nn.Identity()
@@ -43,11 +44,15 @@ def attribute_at(module: nn.Module | None, name: str, default: Any = None) -> An
         >>> module.sizes
         [4, 3]
     """
-    value = getattr(module, name, default)
+    value: Any = module
+    for each in name.split("."):
+        value = getattr(value, each, default)
     return tuple(value) if isinstance(value, list) and all(isinstance(each, int) for each in value) else value
 
 
 def set_attribute(module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute; what is a list remains one."""
-    listed = isinstance(value, tuple) and isinstance(getattr(module, name, None), list)
-    setattr(module, name, list(value) if listed else value)
+    """Set an attribute, or a field of a config; what is a list remains one."""
+    path, _, own = name.rpartition(".")
+    owner: Any = attrgetter(path)(module) if path else module
+    listed = isinstance(value, tuple) and isinstance(getattr(owner, own, None), list)
+    setattr(owner, own, list(value) if listed else value)

@@ -13,7 +13,7 @@ from .edits import adjusted, edited, grouped
 from .examples import Example
 from .limits import growable_atoms
 from .outputs import returned
-from .paths import set_attribute
+from .paths import attribute_at, set_attribute
 from .reasons import Kind, Reason
 from .rules import Axes
 from .terms import Atom, Product, Term, concatenation, fix, leaves, product, resolve, size
@@ -123,7 +123,7 @@ def _attempt_runs(
     attributes = structure.attribute_values(sizes)
     originals = {id(new): old for old, new in copied_atoms.items()}
     modules = dict(model.named_modules(remove_duplicate=False))
-    before = [(modules[path], name, getattr(modules[path], name)) for path, name, _ in attributes]
+    before = [(modules[path], name, attribute_at(modules[path], name)) for path, name, _ in attributes]
     try:
         for path, name, value in attributes:
             set_attribute(modules[path], name, value)
@@ -137,7 +137,7 @@ def _attempt_runs(
         raise
     finally:
         for module, name, value in before:
-            setattr(module, name, value)
+            set_attribute(module, name, value)
     for old, new in copied_atoms.items():
         for reason in new.fixed if new.rigid else ():
             fix(old, reason)

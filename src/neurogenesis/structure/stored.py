@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from .known import Key, Known, Length, Multiple, Place, Quotient, Stored, key_of
+from .known import Key, Known, Length, Multiple, Place, Position, Quotient, Stored, key_of
 from .labels import Attribute
 from .reasons import Reason
 from .rules import Axes
@@ -85,6 +86,14 @@ class Sources:
                     fix(each, Reason(text))
             # Otherwise the rehearsal shows where the model fails.
 
+    def note_slice(self, tensor: Tensor, axis: int, length: Multiple) -> None:
+        """Note that a slice has so many entries, the number of heads first."""
+        axes = self.axes_of(tensor)
+        factors = [each for each in length.factors if isinstance(each, Known)]
+        if axes is not None and len(factors) == len(length.factors):
+            with suppress(Conflict):  # the rehearsal shows where the model fails
+                unify(axes[axis], product(self._source(each, Atom(int(each))) for each in factors))
+
     def note_attribute(self, path: str, name: str, tensor: Tensor, axis: int) -> None:
         """Note that an attribute of a module, if it has the size of an axis, stores it."""
         axes = self.axes_of(tensor)
@@ -125,6 +134,8 @@ class Sources:
         if isinstance(number, Multiple):
             self._note_factor(number, term)
             return term
+        if isinstance(number, Position):
+            return term
         assert isinstance(number, Quotient)
         divisor = number.divisor
         own = self._source(divisor, Atom(int(divisor))) if isinstance(divisor, Known) else Atom(divisor)
@@ -148,14 +159,30 @@ def _without_inner(term: Term, inner: int) -> Term | None:
     return None if number is None else product(factors[:number])
 
 
-def store(model: nn.Module, sources: Sources) -> None:
-    """Replace the integers among the attributes of modules, also in lists and tuples; the caller restores them."""
+def store(model: nn.Module, sources: Sources) -> Callable[[], None]:
+    """Replace the integers among the attributes of modules, also in lists and tuples, and in configs.
+
+    The caller restores the modules; what is returned restores the configs.
+    """
+    configs: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name.startswith("_"):
                 continue
+            if hasattr(value, "to_dict") and not isinstance(value, nn.Module | type) and id(value) not in configs:
+                fields = vars(value)
+                own = {field: each for field, each in fields.items() if type(each) is int and not field.startswith("_")}
+                configs[id(value)] = fields, own
+                for field, each in own.items():  # once, however many modules have the config
+                    fields[field] = Stored.of(each, path, f"{name}.{field}", sources)
             if type(value) is int:
                 vars(module)[name] = Stored.of(value, path, name, sources)
             elif type(value) in (list, tuple) and value and all(type(each) is int for each in value):
                 numbers = (Stored.of(each, path, name, sources, place, len(value)) for place, each in enumerate(value))
                 vars(module)[name] = type(value)(numbers)
+
+    def restore() -> None:
+        for fields, own in configs.values():
+            fields.update({field: each for field, each in own.items() if isinstance(fields.get(field), Stored)})
+
+    return restore

@@ -365,7 +365,7 @@ def trace(model: nn.Module, example: Example, tracer: Tracer, tensors: Mapping[s
         if tracer.strict:
             stack.enter_context(_FailureWatch(tracer))
         else:
-            store(model, tracer.sources)
+            stack.callback(store(model, tracer.sources))
             stack.enter_context(SizeWatch(tracer.sources))
         outputs = call_model(call, example)
     mark_read(tracer.label(tensor) for tensor in tensors_in(outputs))

@@ -14,7 +14,7 @@ from .edits import edited, grouped
 from .examples import Example, copied_example
 from .labels import AttributeValue
 from .outputs import returned
-from .paths import set_attribute
+from .paths import attribute_at, set_attribute
 from .rehearsal import check_equal_outputs, copy_term, with_copied_buffers
 from .rules import Axes
 from .terms import Atom, Sizes, Term, leaves, owners, size
@@ -116,11 +116,11 @@ def grown_tensors(
 @contextmanager
 def attributes_set(model: nn.Module, values: Sequence[tuple[str, str, AttributeValue]]) -> Iterator[None]:
     """Set attributes of modules for a while."""
-    before = [(model.get_submodule(path), name, getattr(model.get_submodule(path), name)) for path, name, _ in values]
+    before = [(path, name, attribute_at(model.get_submodule(path), name)) for path, name, _ in values]
     try:
         for path, name, value in values:
             set_attribute(model.get_submodule(path), name, value)
         yield
     finally:
-        for module, name, value in before:
-            setattr(module, name, value)
+        for path, name, value in before:
+            set_attribute(model.get_submodule(path), name, value)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from .known import Known, Length, Stored
+from .known import Known, Length, Multiple, Position, Stored
 from .stored import Found, Sources
 from .terms import Conflict, is_single, size, unify
 
@@ -42,6 +42,9 @@ class SizeWatch(TorchFunctionMode):
                     self.sources.note(found)
         elif func is functional.multi_head_attention_forward:
             self._note_heads(*args, **kwargs)
+        elif name == "__getitem__":
+            for axis, length in _sliced(result, args[1]):
+                self.sources.note_slice(result, axis, length)
         elif name == "chunk":
             self._note_chunks(result, *args[1:], **kwargs)
         elif name in _PRODUCTS:
@@ -196,3 +199,18 @@ def _letters(name: str, args: Sequence[Any], ranks: Sequence[int]) -> list[str] 
 
 
 _BATCHES = "0123456789"
+
+
+def _sliced(result: Any, index: Any) -> Iterator[tuple[int, Multiple]]:
+    """The axes of a slice whose length is a product of known sizes, such as the queries in a fused projection."""
+    places = index if isinstance(index, tuple) else (index,)
+    if not isinstance(result, Tensor) or not all(each is Ellipsis or isinstance(each, slice) for each in places):
+        return
+    for place, each in enumerate(places):
+        if not isinstance(each, slice) or not isinstance(each.stop, Multiple | Position):
+            continue
+        behind = isinstance(each.stop, Position) and each.stop.start is each.start
+        length = each.stop.length if isinstance(each.stop, Position) else each.stop
+        axis = place - len(places) + result.ndim if Ellipsis in places[:place] else place
+        if isinstance(length, Multiple) and (behind or not each.start) and result.shape[axis] == length:
+            yield axis, length
