@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import neurogenesis as ng
+from tests.would_be import check_against_deeper, without_dropout
 
 transformers = pytest.importorskip("transformers")
 
@@ -119,3 +120,17 @@ def test_blocks_behind_whose_addition_a_norm_follows_are_refused() -> None:
     model = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2, **_SIZES))
     stack = ng.stacks(model, _IDS)["encoder.layer"]
     assert not stack.growable and "a norm follows the addition" in str(stack.reason)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_a_would_be_block_gets_the_gradient_of_a_real_one_in_each_fold(name: str) -> None:
+    make, stack, _ = MODELS[name]
+    model = without_dropout(make()).train()  # it makes a cache of keys, too
+    for module in model.modules():
+        for attribute, value in vars(module).items():
+            if "drop" in attribute and isinstance(value, float):
+                setattr(module, attribute, 0.0)
+    ids = torch.arange(24).view(4, 6)
+    example = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "t5" else {})
+    wanted = torch.randn_like(model(**example).logits.detach())
+    check_against_deeper(model, stack, example, lambda deeper: (deeper(**example).logits.tanh() * wanted).sum())

@@ -1,11 +1,11 @@
 r"""Whether a stack needs more blocks: would the last projections of a would-be block get a lasting gradient?
 
 The question is that of `neurogenesis.triggers.Need`, with the features of a would-be block in place of would-be
-neurons: behind each block stands a copy of it whose last projections are zero (see `neurogenesis.candidates.blocks`).
-Which gradient would these get, without the part that the last projections of the block itself can express with the same
-features one block earlier? And would other samples give the same? Windows, folds of samples, the ratio of signal to
-noise and the threshold are the same (see `neurogenesis.candidates.windows`), as is the time: blocks are asked after 10,
-20, 40, 80, ... gradient steps.
+neurons: behind up to four blocks stands a copy of each whose last projections are zero (see
+`neurogenesis.candidates.blocks`). Which gradient would these get, without the part that the last projections of the
+block itself can express with the same features one block earlier? And would other samples give the same? Windows, folds
+of samples, the ratio of signal to noise and the threshold are the same (see `neurogenesis.candidates.windows`), as is
+the time: blocks are asked after 10, 20, 40, 80, ... gradient steps.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from ..candidates.blocks import Arguments, Trial, WouldBe, would_be_block
 from ..candidates.looks import Pass
 from ..candidates.steps import Look, windows_after
 from ..candidates.windows import Statistics, Window
+from ..depth.deepening import spread
 from ..depth.stacks import Stack
 from ..passes.blocks import BlockTaps
 from ..triggers import needed_ratio, planned_looks
 from .recording import Recorder
 
+BLOCKS = 4  # of a stack behind which would-be ones are asked, evenly spread: each takes the time of two runs of a block
 FEATURES = 64  # of a projection that are asked about: few say as much as all
 
 
@@ -58,7 +60,7 @@ class Question:
         self._planned: tuple[int, int] | None = None  # looks of the present window, and the interval between them
         self._most = 0.0  # the largest ratio of a whole gradient so far
         self._stack: Stack | None = None
-        self._would_be: list[WouldBe] = []
+        self._would_be: dict[int, WouldBe] = {}  # by the number of the block
         self._taps = BlockTaps(model, self._trial, lambda: recorder.call)
         recorder.counts_samples = True
 
@@ -67,11 +69,11 @@ class Question:
         self._windows.clear()
         self._stack = stack
         self._would_be = self._would_be_blocks(stack)
-        blocks = [stack.run.modules(self.model, number) for number in range(stack.blocks)]
-        self._taps.watch([(block[0], block[-1]) for block in blocks])
+        self._taps.watch({number: (own.modules[0], own.modules[-1]) for number, own in self._would_be.items()})
 
-    def _would_be_blocks(self, stack: Stack) -> list[WouldBe]:
-        return [would_be_block(self.model, stack, number, self._seed) for number in range(stack.blocks)]
+    def _would_be_blocks(self, stack: Stack) -> dict[int, WouldBe]:
+        numbers = spread(min(stack.blocks, BLOCKS), stack.blocks)
+        return {number: would_be_block(self.model, stack, number, self._seed) for number in numbers}
 
     @property
     def asking(self) -> bool:
@@ -81,14 +83,14 @@ class Question:
     def prepare(self, step: int) -> bool:
         """Forget what was seen, and record the passes of a step if it is looked at; returns whether it is."""
         due = bool(self._would_be) and step >= self.next_look
-        if due and self._stack is not None and any(each.changed for each in self._would_be):
+        if due and self._stack is not None and any(each.changed for each in self._would_be.values()):
             self._would_be = self._would_be_blocks(self._stack)  # widths have grown
         self._taps.want(due)
         return due
 
     def stop(self) -> None:
         """Ask no more."""
-        self._would_be, self._stack = [], None
+        self._would_be, self._stack = {}, None
         self._taps.want(False)
 
     def _trial(self, number: int, arguments: Arguments, output: Tensor) -> Trial:
@@ -98,12 +100,12 @@ class Question:
         """Look at the passes since the last step; returns an answer when a window ends."""
         if not self._would_be or step < self.next_look:
             return None
-        if any(each.changed for each in self._would_be):  # widths have grown at this step
+        if any(each.changed for each in self._would_be.values()):  # widths have grown at this step
             self._windows.clear()
             self.next_look = step + 1
             return None
         passes = self._passes()
-        before = {number: self._window(number) for number in range(len(self._would_be))}
+        before = {number: self._window(number) for number in self._would_be}
         looks = [
             Look(
                 f"a would-be block behind block {number}",
@@ -128,9 +130,11 @@ class Question:
             return None
         return self._answer(step, {number: each for number, each in found.items() if each is not None})
 
-    def _passes(self) -> list[list[list[Pass]]]:
+    def _passes(self) -> dict[int, list[list[Pass]]]:
         """The passes since the last step, by block and projection."""
-        result: list[list[list[Pass]]] = [[[] for _ in each.projections] for each in self._would_be]
+        result: dict[int, list[list[Pass]]] = {
+            number: [[] for _ in each.projections] for number, each in self._would_be.items()
+        }
         for seen in self._taps.seen:
             samples = None if seen.call is None else self._recorder.samples.of(seen.call)
             would_be = self._would_be[seen.block]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -47,13 +47,13 @@ class BlockTaps:
     ):
         self.model, self._action, self._call = model, action, call
         self.seen: list[Seen] = []
-        self._blocks: Sequence[tuple[nn.Module, nn.Module]] = ()
+        self._blocks: Mapping[int, tuple[nn.Module, nn.Module]] = {}
         self._handles: list[Any] = []
         self._arguments: dict[int, Arguments] = {}
         self._noted: set[int] = set()  # blocks that have run with gradients in the forward pass
 
-    def watch(self, blocks: Sequence[tuple[nn.Module, nn.Module]]) -> None:
-        """Watch the first and last modules of these blocks in place of others."""
+    def watch(self, blocks: Mapping[int, tuple[nn.Module, nn.Module]]) -> None:
+        """Watch the first and last modules of these blocks, by number, in place of others."""
         self.want(False)
         self._blocks = blocks
 
@@ -63,7 +63,7 @@ class BlockTaps:
         self._arguments.clear()
         self._noted.clear()
         if wanted and not self._handles:
-            for number, (first, last) in enumerate(self._blocks):
+            for number, (first, last) in self._blocks.items():
                 self._handles += [
                     first.register_forward_pre_hook(Hook(partial(self._before, number)), with_kwargs=True),
                     last.register_forward_hook(Hook(partial(self._after, number))),
