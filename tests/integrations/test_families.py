@@ -182,6 +182,10 @@ def test_layers_that_read_the_number_of_heads_from_one_config_grow_together_and_
     assert model.config.num_attention_heads == 6
     loaded = from_pretrained(type(model), tmp_path)
     assert torch.equal(loaded(**IDS).logits, model(**IDS).logits)
+    ng.widths(loaded, IDS)
+    with pytest.warns(UserWarning, match="Phi3Config gives"):
+        save_pretrained(loaded, tmp_path / "again")
+    assert torch.equal(from_pretrained(type(model), tmp_path / "again")(**IDS).logits, model(**IDS).logits)
     ng.shrink(model, heads, [2])
     assert model.config.num_attention_heads == 4 and model.config.num_key_value_heads == 2
 

@@ -300,10 +300,7 @@ class Configs:
     """The extension for models of Transformers: after surgery by hand, their configs follow if they can."""
 
     def limit(self, model: nn.Module, structure: Structure) -> None:
-        """Note the fields of configs that the model's code reads sizes from; operations show all limits."""
-        for each in structure.attributes:
-            if "." in each.name:
-                kept_of(model).fields.setdefault((each.module, each.name), each.value())
+        """Nothing: operations show all limits."""
 
     def idle(self, model: nn.Module) -> Container[str]:
         """Nothing."""

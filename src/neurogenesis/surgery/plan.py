@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ..structure.axes import named_tensors, unwrapped
 from ..structure.edits import Average, Change, Edit, Scale, TensorEdit, grouped, total_factor
 from ..structure.extensions import Operation, extensions
+from ..structure.kept import kept_of
 from ..structure.labels import AttributeValue
 from ..structure.memory import blocks_of, shared_memory, shared_memory_error
 from ..structure.modes import ordinary_tensors
@@ -112,6 +113,8 @@ class Plan:
             for path, name, before, after in self.attributes:
                 if attribute_at(modules.get(path), name) != before:
                     raise ValueError(f"{path}.{name} is not {before}: {CHANGED}")
+                if "." in name:  # a field of a config
+                    kept_of(target).fields.setdefault((path, name), before)
                 result.append(SetAttribute(modules[path], name, before, after))
         check_optimizers(model, edits, optimizers)
         result += [each for target in targets for own in extensions(target) for each in own.follow(target)]
