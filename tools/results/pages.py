@@ -20,6 +20,7 @@ from .tables import (
     deepening_static_table,
     digits_table,
     dynamic_table,
+    pays_summary_table,
     pays_table,
     preset_table,
 )
@@ -36,6 +37,7 @@ TABLES = {
     "mnist-dynamic": dynamic_table,
     "mnist-preset": preset_table,
     "pays-small": pays_table,
+    "pays-small-summary": pays_summary_table,
 }
 """A function for each name of a table."""
 _NUMBER = re.compile(r"\d[\d,]*\.?\d*")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from neurogenesis.report.against_static import Quantity, Setting
+from neurogenesis.report.against_static_tables import summary_table
 from neurogenesis.report.compute_tables import compute_tables
 from neurogenesis.report.numbers import plus_minus, signed
 from neurogenesis.report.sections import Configuration
@@ -93,6 +96,18 @@ def pays_table() -> list[Row]:
         for setting in settings
         for c in (*setting.compared, *setting.static)
     ]
+
+
+def pays_summary_table() -> list[Row]:
+    """The same over learning rates and decays, for presets of which all settings have been trained."""
+    every = comparison("pays-small").settings
+    finished = [s for s in every if all(run.result is not None for run in s.section.runs)]
+    counts = Counter(s.preset for s in finished)
+    chosen = [s for s in finished if counts[s.preset] > 1]
+    table = summary_table(replace(comparison("pays-small"), settings=chosen))
+    assert table is not None, "no preset has been trained in all settings"
+    rows = [dict(zip(table.columns, (cell.text for cell in row), strict=True)) for row in table.rows]
+    return [{name: text for name, text in row.items() if name != "of the same time"} for row in rows]
 
 
 def _differences(setting: Setting, c: Configuration) -> Row:
