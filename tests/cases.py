@@ -212,9 +212,9 @@ class split_by_size(nn.Module):
         return self.a(F.relu(a)) + self.b(F.relu(b))
 
 
-@case(randn(2, 6), {}, {"up": "by aten.split in"})
+@case(randn(2, 6), {"up": 4})
 class split_in_halves(nn.Module):
-    """Two different widths that must stay equal for chunk to find the border."""
+    """Two halves, which chunk keeps equal, so that they are one width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,17 @@ class split_in_halves(nn.Module):
         return self.a(F.relu(a)) + self.b(F.relu(b))
 
 
-CASES.append(Case("split_in_halves_tied", split_in_halves, randn(2, 6), {"up": 4}, {}, {"tie": [["up"]]}))
+class sliced_in_halves(split_in_halves):
+    """Two widths that must stay equal for slices to find the border."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        half = h.shape[1] // 2
+        return self.a(F.relu(h[:, :half])) + self.b(F.relu(h[:, half:]))
+
+
+CASES.append(Case("sliced_in_halves_tied", sliced_in_halves, randn(2, 6), {"up": 4}, {}, {"tie": [["up"]]}))
+CASES.append(Case("sliced_in_halves", sliced_in_halves, randn(2, 6), {}, {"up": "by aten.slice in"}))
 
 
 @case(randn(2, 3, 6, 6), {"conv": 4, "squeeze": 2, "next": 3})
@@ -241,7 +251,7 @@ class squeeze_excite(nn.Module):
         return self.head(self.next(x).relu())
 
 
-@case(randn(2, 3, 6, 6), {"inner": 5}, {"a": "hard-coded", "b": "hard-coded"})
+@case(randn(2, 3, 6, 6), {"inner": 5}, {"a": "divided in two ways", "b": "divided in two ways"})
 class channel_shuffle(nn.Module):
     def __init__(self) -> None:
         super().__init__()

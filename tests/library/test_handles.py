@@ -88,7 +88,7 @@ def test_widths_without_a_tie_follow_growth_of_those_that_are_tied() -> None:
 
 
 def test_halves_of_one_layer_follow_growth_of_both_at_once() -> None:
-    model, x = cases.split_in_halves(), randn(2, 6)
+    model, x = cases.sliced_in_halves(), randn(2, 6)
     free, tied = ng.widths(model, x), ng.widths(model, x, tie=[["up"]])
     ng.grow(model, tied["up"], 2)
     assert free.differs_from(model) is None
