@@ -394,9 +394,6 @@ class Grower:
         """
         self._attached = False
         leave(self.model, self)
-        self._passes.remove()
-        self._recorder.remove()
-        self._watching.late.remove()
-        self._deepener.remove()
-        self._mismatch_note.remove()
+        for each in (self._passes, self._recorder, self._watching.late, self._deepener, self._mismatch_note):
+            each.remove()
         self._trained.leave_optimizers(keep_ages)

@@ -106,11 +106,7 @@ class _Search:
                 return False
             self._tried.add(key)
             changed = copy.deepcopy(config)
-            try:
-                for change in more:
-                    set_field(changed, change)
-                built = Build.by(type(self.model), changed)
-            except Exception:  # the field means something else
+            if (built := self._built(changed, more)) is None:
                 continue
             misfits = self.misfits(built)
             if not misfits and (refusal := refusal_of(changed)) is not None:
@@ -126,17 +122,22 @@ class _Search:
                 return True
         return False
 
+    def _built(self, config: Any, changes: Iterable[Change]) -> Build | None:
+        """What the model's class makes of a config after these changes to it; None if a field means something else."""
+        try:
+            for change in changes:
+                set_field(config, change)
+            return Build.by(type(self.model), config)
+        except Exception:
+            return None
+
     def set_interfaces(self) -> None:
         """Find the changes that make up for classes and tokens alone: the loss of a model reads their number."""
         config, left = copy.deepcopy(self.model.config), self._wrong_axes(self.old)
         places = {place: pair for place, pair in left.items() if place in self.interfaces}
         for more in same_values(config, list(dict.fromkeys(places.values()))):
             changed = copy.deepcopy(config)
-            try:
-                for change in more:
-                    set_field(changed, change)
-                built = Build.by(type(self.model), changed)
-            except Exception:  # the field means something else
+            if (built := self._built(changed, more)) is None:
                 continue
             found = self._wrong_axes(built)
             if found.items() < left.items() and places.keys() - found.keys() and refusal_of(changed) is None:
