@@ -5,8 +5,8 @@
 Each setting of the study `tabular` is trained as there, which tells its number of gradient steps and its final widths.
 Then the same training and that of a static network with these widths go on side by side, a step of each at a time, for
 some rounds, which are equal to the last bit. Printed are the processor time of all steps of the grown network relative
-to the static one, and how many of the steps were looked at. Of each step, the fastest round counts, as what else the
-machine does slows others down.
+to the static one, the milliseconds of a step of the static one, those that growing adds in the whole training, and how
+many of the steps were looked at. Of each step, the fastest round counts, as other work on the machine slows it down.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def cost(table: Table, batch: int, seed: int, rounds: int = 3, epochs: int | Non
                 looks += looked(trainings[0])
             if trainings[0].widths != result.widths:
                 raise AssertionError(f"{table}, {batch}: {trainings[0].widths} at the end instead of {result.widths}")
-    return {"ratio": sum(fastest[0]) / sum(fastest[1]), "steps": result.steps, "looks": looks, "widths": shape}
+    grown, alone = map(sum, fastest)
+    milliseconds = {"step": 1000 * alone / result.steps, "more": 1000 * (grown - alone)}
+    return {"ratio": grown / alone, "steps": result.steps, "looks": looks, "widths": shape, **milliseconds}
 
 
 def looked(training: Training) -> bool:
@@ -81,13 +83,16 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2], help="seeds")
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds")
     arguments = parser.parse_args()
-    print("table           batch   time  steps  looks  widths, by seed")
+    print("table           batch   time  steps  ms/step  more ms  looks  widths, by seed")
     for table in arguments.tables:
         for batch in BATCHES:
             found = [cost(table, batch, seed, arguments.rounds) for seed in arguments.seeds]
-            ratio, steps, looks = (mean(each[what] for each in found) for what in ("ratio", "steps", "looks"))
+            names = "ratio", "steps", "step", "more", "looks"
+            ratio, steps, step, more, looks = (mean(each[what] for each in found) for what in names)
             widths = "  ".join(each["widths"] for each in found)
-            print(f"{table:15}{batch:6}{ratio:7.2f}{steps:7.0f}{looks:7.0f}  {widths}", flush=True)
+            print(
+                f"{table:15}{batch:6}{ratio:7.2f}{steps:7.0f}{step:9.3f}{more:9.0f}{looks:7.0f}  {widths}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, groupby
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from .looks import Pass
 from .record import ENOUGH_ROWS, MAX_ROWS, Record
 from .rows import wide
 
+MOST_ROWS = 2**12  # at once, which stay in the cache
 Group = Sequence[Sequence[Pass]]
 """The passes of each of some steps."""
 
@@ -41,19 +44,28 @@ def _are_rows(each: Pass) -> bool:
 
 def recorded_together(record: Record, consumer: nn.Module, groups: Sequence[Group]) -> Record:
     """The record after groups of steps, each with a fit of its own."""
+    rows = (sum(len(each.H) for step in group for each in step) for group in groups)
+    numbers = [end // MOST_ROWS for end in accumulate(rows)]  # of the part that each group is in
+    for _, part in groupby(zip(numbers, groups, strict=True), key=itemgetter(0)):
+        record = _recorded_at_once(record, consumer, [group for _, group in part])
+    return record
+
+
+def _recorded_at_once(record: Record, consumer: nn.Module, groups: Sequence[Group]) -> Record:
     steps = [step for group in groups for step in group]
     passes = [each for step in steps for each in step]
     H, h, D = (torch.cat(parts) for parts in list(zip(*passes, strict=True))[:3])
     samples = torch.cat([each.samples.to(H.device) for each in passes if each.samples is not None])
-    inputs, rows = H.shape[1], Rows([sum(len(each.H) for step in group for each in step) for group in groups], H.device)
-    found = rows.padded(torch.cat([H, h], 1).to(wide(H)))
-    means = found.sum(1) / rows.counts[:, None]
-    centred = rows.with_zeros(found - means[:, None])
-    products = Products(means, rows.counts.double(), centred.sum(1), centred.mT @ centred[..., :inputs])
+    rows = Rows([sum(len(each.H) for step in group for each in step) for group in groups], H.device)
+    (H, H_means), (h, h_means) = (rows.centred(each.to(wide(each))) for each in (H, h))
+    products = Products(
+        torch.cat([H_means, h_means], 1),
+        rows.counts.double(),
+        torch.cat([H.sum(1), h.sum(1)], 1),
+        torch.cat([H.mT @ H, h.mT @ H], 1),
+    )
     coefficients = products.fit()
-    H, h = found[..., :inputs], found[..., inputs:]
-    r = rows.with_zeros(h - torch.baddbmm(coefficients[:, :1], H, coefficients[:, 1:]))
-    both = torch.cat([r, centred[..., inputs:]], 2)
+    both = torch.cat([torch.baddbmm(h, H, coefficients[:, 1:], alpha=-1), h], 2)
     looks = torch.tensor([len(group) for group in groups], device=H.device)
     squares = (looks / rows.counts).to(both.dtype) @ torch.linalg.vector_norm(both, dim=1).square()
     weighted = D.to(both.dtype) * _factors(D, [sum(len(each.D) for each in step) for step in steps])[:, None]
@@ -92,17 +104,16 @@ class Rows:
         self.counts = torch.tensor(counts, dtype=torch.float32, device=device)
         self._present = torch.arange(max(counts), device=device) < self.counts[:, None]
 
-    def padded(self, rows: Tensor) -> Tensor:
-        """Rows as groups x rows x columns."""
+    def centred(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows minus the means of their groups, as groups x rows x columns with zeros for absent rows; the means."""
         if self.equal:
-            return rows.unflatten(0, self.shape)  # type: ignore[no-untyped-call,no-any-return]
-        result = rows.new_zeros(*self.shape, rows.shape[1])
-        result[self._present] = rows
-        return result
-
-    def with_zeros(self, padded: Tensor) -> Tensor:
-        """The same with zeros in place of what was computed for absent rows."""
-        return padded if self.equal else padded.masked_fill_(~self._present[..., None], 0)
+            padded: Tensor = rows.unflatten(0, self.shape)  # type: ignore[no-untyped-call]
+            means = padded.mean(1)
+            return padded - means[:, None], means
+        padded = rows.new_zeros(*self.shape, rows.shape[1])
+        padded[self._present] = rows
+        means = padded.sum(1) / self.counts[:, None]
+        return (padded - means[:, None]).masked_fill_(~self._present[..., None], 0), means
 
     def joined(self, padded: Tensor) -> Tensor:
         """The rows of one group after the other."""
