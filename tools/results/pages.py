@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from .against import against_table, verdicts_table
 from .claims import claims_table
@@ -31,6 +32,8 @@ TABLES = {
     "against": against_table,
     "against-verdicts": verdicts_table,
     "claims": claims_table,
+    "deepening-images-saved": partial(deepening_saved_table, "deepening-images"),
+    "deepening-images-static": partial(deepening_static_table, "deepening-images"),
     "deepening-saved": deepening_saved_table,
     "deepening-static": deepening_static_table,
     "digits": digits_table,

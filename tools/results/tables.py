@@ -121,14 +121,14 @@ def _differences(setting: Setting, c: Configuration) -> Row:
     }
 
 
-def deepening_static_table() -> list[Row]:
-    """Bits per character of static networks of every depth, after trainings of several lengths."""
-    return _printed("deepening", "Static networks")
+def deepening_static_table(study: str = "deepening") -> list[Row]:
+    """Losses of static networks of every depth, after trainings of several lengths."""
+    return _printed(study, "Static networks")
 
 
-def deepening_saved_table() -> list[Row]:
+def deepening_saved_table(study: str = "deepening") -> list[Row]:
     """What networks to which blocks are added save, against static ones of the final depth and of the best."""
-    return _printed("deepening", "Compute saved at equal loss")
+    return _printed(study, "Compute saved at equal loss")
 
 
 def _printed(study: str, title: str) -> list[Row]:
