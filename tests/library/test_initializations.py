@@ -382,6 +382,18 @@ def test_pairs_of_gradmax_have_opposite_fan_outs_which_are_those_of_the_paper(na
         assert fan_in.ndim == 1 or fan_in.flatten(1).any(1).all()
 
 
+def around_growth(grower: ng.Grower, x: Tensor, steps: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs in training and evaluation before and after the last of some steps, at which the model grows."""
+    for _ in range(steps - 1):
+        step(grower.model, grower.optimizers[0], x)
+        grower.step()
+    step(grower.model, grower.optimizers[0], x)
+    before = [output for mode in (True, False) for output in promises.outputs_of(grower.model, x, training=mode)]
+    assert grower.step()
+    after = [output for mode in (True, False) for output in promises.outputs_of(grower.model, x, training=mode)]
+    return before, after
+
+
 @pytest.mark.parametrize("count", [4, 5])
 @pytest.mark.parametrize("name", PAIRED)
 def test_pairs_of_gradmax_keep_the_function_and_part_at_the_first_step(name: str, count: int) -> None:
@@ -391,13 +403,7 @@ def test_pairs_of_gradmax_keep_the_function_and_part_at_the_first_step(name: str
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     strategy = ng.Strategy(lambda layer: count if layer.step == 5 else 0, "gradmax")
     grower = ng.Grower(model, optimizer, strategy, example=x, include=[width])
-    for _ in range(4):
-        step(model, optimizer, x)
-        grower.step()
-    step(model, optimizer, x)
-    before = [output for mode in (True, False) for output in promises.outputs_of(model, x, training=mode)]
-    assert grower.step()
-    after = [output for mode in (True, False) for output in promises.outputs_of(model, x, training=mode)]
+    before, after = around_growth(grower, x, steps=5)
     assert promises.difference(before, after) < 1e-10
     step(model, optimizer, x)
     (layer,) = grower.layers
@@ -490,13 +496,7 @@ def split(
     size = ng.widths(model, x)[width].size
     strategy = ng.Strategy(lambda layer: size if layer.step == 20 else 0, OnlySplits(**vars(firefly)))
     grower = ng.Grower(model, optimizer, strategy, example=x, include=[width])
-    for _ in range(19):
-        step(model, optimizer, x)
-        grower.step()
-    step(model, optimizer, x)
-    before = [output for mode in (True, False) for output in promises.outputs_of(model, x, training=mode)]
-    assert grower.step()
-    after = [output for mode in (True, False) for output in promises.outputs_of(model, x, training=mode)]
+    before, after = around_growth(grower, x, steps=20)
     assert grower.widths == {width: 2 * size}
     return model, optimizer, grower, x, before, after
 
